@@ -38,7 +38,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "pagedopt/optim/step/update.py", "pagedopt/system/compare_tensors.py",
     ),
     "capture": (
-        "pagedopt/optim/step/captured.py", "pagedopt/optim/step/device_bucket.py", "pagedopt/launch/device_step.py",
+        "pagedopt/optim/step/captured.py", "pagedopt/optim/step/device_numbers.py", "pagedopt/launch/device_step.py",
         "pagedopt/kernels/prologue.cu", "pagedopt/system/cuda/graphs.py",
     ),
     "formats": ("pagedopt/formats/*.py",),

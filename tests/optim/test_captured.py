@@ -11,6 +11,7 @@ import torch
 from pagedopt import PagedAdamW
 from pagedopt.optim.step.bucket import Bucket
 from pagedopt.optim.step.captured import CapturedStep
+from pagedopt.optim.step.host_numbers import HostNumbers
 from pagedopt.optim.step.members import members
 from pagedopt.optim.step.plan import Plan
 
@@ -19,8 +20,8 @@ Params = list[torch.nn.Parameter]
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
-    monkeypatch.setattr(Bucket, "differences", lambda bucket, optimizer: [], raising=False)
-    monkeypatch.setattr(Bucket, "is_told", True, raising=False)
+    monkeypatch.setattr(HostNumbers, "differences", lambda numbers, optimizer: [], raising=False)
+    monkeypatch.setattr(HostNumbers, "is_told", True, raising=False)
     params = [torch.nn.Parameter(torch.randn(5)) for _ in range(3)]
     late = torch.nn.Parameter(torch.randn(2))
     optimizer = PagedAdamW([{"params": params[:2]}, {"params": [params[2], late]}])
@@ -28,7 +29,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
         p.grad = torch.ones_like(p)
     optimizer.step()
     found = members(optimizer).found
-    launches: list[Any] = Plan.of(optimizer, found, lambda *_: Bucket).prepare()
+    launches: list[Any] = Plan.of(optimizer, found, lambda *_: False).prepare()
     return [*params, late], optimizer, CapturedStep(optimizer, launches)
 
 
@@ -110,7 +111,7 @@ def test_a_refresh_that_was_broken_off_is_named(
     world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, optimizer, captured = world
-    monkeypatch.setattr(Bucket, "is_told", False)
+    monkeypatch.setattr(HostNumbers, "is_told", False)
     assert captured.changes(optimizer) == ["a refresh was broken off"]
 
 

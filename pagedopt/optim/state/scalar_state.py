@@ -77,7 +77,7 @@ class ScalarState:
     """One number per parameter.  Keeps no tensor alive: callers pass the same tensors, at the same addresses, again.
 
     What is read is what memory holds now: a collective of ``torch.distributed`` and a write through ``.data`` raise no
-    version counter.  Numbers on a device are waited for, unless a ``DeviceBucket`` reads them there.
+    version counter.  Numbers on a device are waited for, unless a ``DeviceNumbers`` leaves them there.
 
     ``shared`` are addresses of numbers that several parameters have in common; as in torch's loop, each changes it.
     """

@@ -17,7 +17,7 @@ from ...tables.shards import is_sharded
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
 from .bucket import Bucket
-from .device_bucket import DeviceBucket
+from .device_numbers import DeviceNumbers
 from .launches import put_state, take_state_back
 from .members import Member, members
 from .plan import Plan
@@ -35,12 +35,13 @@ class CapturedStep:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_contents", "_gradients", "_groups", "_known", "_launches", "_read", "_rules",
-        "_transport",
+        "__weakref__", "_addresses", "_contents", "_gradients", "_groups", "_known", "_launches", "_numbers", "_read",
+        "_rules", "_transport",
     )  # fmt: skip
 
-    def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[DeviceBucket, list[Member], Update]]) -> None:
+    def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]]) -> None:
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
+        self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
         self._groups, self._rules = _groups(optimizer), _rules(optimizer)
         every = [m for _, of in self._launches for m in of]
@@ -78,11 +79,11 @@ class CapturedStep:
     def changes(self, optimizer: RuleOptimizer) -> list[str]:
         """Return all changes since the captured step was told of any, in words."""
         found = self.void(optimizer)
-        for bucket, of in () if found else self._launches:
+        for (bucket, of), numbers in () if found else zip(self._launches, self._numbers, strict=True):
             moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])
             found += [f"the gradient of parameter {of[i].index} has moved" for _, i in moved]
-            found += [f"{each} has changed" for each in bucket.differences(optimizer)]
-            if not bucket.is_told:
+            found += [f"{each} has changed" for each in numbers.differences(optimizer)]
+            if not numbers.is_told:
                 found.append("a refresh was broken off")
         return found
 
@@ -104,12 +105,13 @@ class CapturedStep:
             _check_gradients(bucket, of, layout)
         now = [bucket.tensors_of(of) for bucket, of in self._launches]
         before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
-        for (bucket, _), tensors in zip(self._launches, now, strict=True):
-            bucket.follow(optimizer, tensors)
-        for bucket, _ in self._launches:
+        for (bucket, _), numbers, tensors in zip(self._launches, self._numbers, now, strict=True):
+            bucket.follow(tensors)
+            numbers.tell(optimizer, None)
+        for (bucket, _), numbers in zip(self._launches, self._numbers, strict=True):
             index = bucket.sweep.device.index
             with torch.cuda.device(index):
-                bucket.publish(internals.current_stream(index))
+                numbers.publish(internals.current_stream(index))
         _leave_to_stream(before, now)
         self._read = tuple(now)
 
@@ -164,10 +166,10 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
             a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
     """
     found = _members(optimizer)
-    plan = Plan.of(optimizer, found, functools.partial(_kind, optimizer))
+    plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
     for bucket, _ in plan.launches:
         _check_bucket(bucket)
-    launches = [(cast(DeviceBucket, bucket), of, update) for bucket, of, update in plan.prepare()]
+    launches = plan.prepare()
     captured = CapturedStep(optimizer, launches)
     with Uninterrupted(gives_way=True), plan.ready.held:
         graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
@@ -213,15 +215,15 @@ def _check_made(optimizer: RuleOptimizer, member: Member) -> None:
         )
 
 
-def _kind(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> type[Bucket]:
-    """Return :class:`DeviceBucket`, or raise RuntimeError if a member's numbers are where no graph can count them."""
+def _on_device(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> bool:
+    """Return True, or raise RuntimeError if a member's numbers are where no graph can count them."""
     names = number_names(optimizer, member.rule)
-    if not DeviceBucket.takes(member, names, shared):
+    if not DeviceNumbers.takes(member, names, shared):
         raise RuntimeError(
             f"{type(optimizer).__name__}.step() cannot be captured: {' and '.join(names)} of parameter {member.index} "
             "must each be a tensor of its own, float32 or float64, on the parameter's device; give capturable=True"
         )
-    return DeviceBucket
+    return True
 
 
 def _check_bucket(bucket: Bucket) -> None:

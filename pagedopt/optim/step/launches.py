@@ -12,11 +12,11 @@ from ...tables.columns import Tensors
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
-from .bucket import Bucket, KindOf
+from .bucket import Bucket
 from .changes import KnownObjects
-from .device_bucket import DeviceBucket
+from .device_numbers import DeviceNumbers
 from .members import Grads, Member, members, reduced, sharded
-from .plan import NO_SHARDS, Plan
+from .plan import NO_SHARDS, OnDevice, Plan
 from .update import Update
 
 _resident = attrgetter("resident")
@@ -126,7 +126,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone.found, kind_of(optimizer), shards, everyone)
+    plan = Plan.of(optimizer, everyone.found, on_device(optimizer), shards, everyone)
     assert plan.objects is not None, "it was given everyone"
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
@@ -135,18 +135,18 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh)
 
 
-def kind_of(optimizer: RuleOptimizer) -> KindOf:
-    """Return the function that chooses the class of a member's bucket.
+def on_device(optimizer: RuleOptimizer) -> OnDevice:
+    """Return the function that tells whether a member's numbers stay on the device.
 
     Step counts that lie on a device, as with ``fused``, are read there in each step, and the host waits for none.
     """
 
-    def kind(member: Member, shared: set[int]) -> type[Bucket]:
+    def stay(member: Member, shared: set[int]) -> bool:
         names = number_names(optimizer, member.rule)
         asked = names or optimizer.param_groups[member.group].get("capturable")
-        return DeviceBucket if asked and DeviceBucket.takes(member, names, shared) else Bucket
+        return bool(asked) and DeviceNumbers.takes(member, names, shared)
 
-    return kind
+    return stay
 
 
 def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:

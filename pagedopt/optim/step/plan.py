@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+from ...formats.format import Format
 from ...placements.ready_arenas import ReadyArenas
+from ...tables.columns import is_dense
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead
-from .bucket import Bucket, KindOf
+from ..state.scalar_state import Ahead, number_names
+from .bucket import Bucket
 from .changes import KnownObjects
 from .members import Grads, Member, Members
 from .new_state import create
 from .update import Update
 
+#: Whether a member's numbers stay on the device, given addresses of numbers that several parameters share.
+OnDevice = Callable[[Member, set[int]], bool]
 #: Gradients of shards if no parameter is a DTensor.
 NO_SHARDS: Grads = {}
 
@@ -40,7 +46,7 @@ class Plan(NamedTuple):
         cls,
         optimizer: RuleOptimizer,
         found: Sequence[Member],
-        kind: KindOf,
+        on_device: OnDevice,
         shards: Grads = NO_SHARDS,
         everyone: Members | None = None,
     ) -> Plan:
@@ -49,7 +55,7 @@ class Plan(NamedTuple):
         Args:
             optimizer: whose members they are.
             found: the members.
-            kind: the class of a member's bucket.
+            on_device: whether a member's numbers stay on the device.
             shards: local gradients of DTensors.
             everyone: all parameters, if later steps will compare theirs with them.
 
@@ -62,7 +68,7 @@ class Plan(NamedTuple):
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         objects = None if everyone is None else KnownObjects(optimizer, everyone)
         ready = optimizer.store.make_ready()
-        launches = Bucket.partition(optimizer, found, shards, kind)
+        launches = _partition(optimizer, found, shards, on_device)
         if objects is not None:
             objects.pick_for(launches)
         return cls(optimizer, fresh, ready, objects, launches)
@@ -76,3 +82,59 @@ class Plan(NamedTuple):
             if update is not None:
                 found.append((bucket, of, update))
         return found
+
+
+def _partition(
+    optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads, on_device: OnDevice
+) -> list[tuple[Bucket, list[Member]]]:
+    """Divide members into launches.  Duplicates and parameters that share memory go into later launches."""
+    memory = _memories(members)
+    if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
+        _take_turns(members, memory)
+    found: dict[tuple[Any, ...], list[Member]] = {}
+    formats_of = _FormatsOf()
+    numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
+    shared = {address for address, uses in numbers.items() if uses > 1}
+    for member in sorted(members, key=attrgetter("turn")):
+        of = on_device(member, shared)
+        alike = of, member.turn, member.rule, member.param.device, formats_of(member)
+        found.setdefault(alike, []).append(member)
+    return [(Bucket(optimizer, each, shared, shards, of), each) for (of, *_), each in found.items()]
+
+
+class _FormatsOf:
+    """Gives each member the number of its set of formats: equal sets have one number."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], int] = {}
+        self._numbers: dict[tuple[Format, ...], int] = {}
+
+    def __call__(self, member: Member) -> int:
+        p, entry = member.param, member.entry
+        grad, dtypes = p.grad, [entry[key].dtype for key in member.columns]
+        alike = id(member.columns), p.dtype, None if grad is None else grad.dtype, *dtypes
+        number = self._known.get(alike)
+        if number is None:
+            number = self._known[alike] = self._numbers.setdefault(member.formats, len(self._numbers))
+        return number
+
+
+def _memories(members: Sequence[Member]) -> list[int]:
+    """Return a number for each parameter's memory: parameters that overlap have the same."""
+    # Of a parameter with gaps only the first element counts: others may lie between its elements.
+    params = [m.shard for m in members]
+    starts, sizes = [p.data_ptr() for p in params], [p.nbytes if is_dense(p) else p.itemsize for p in params]
+    found, end, number = [0] * len(params), 0, 0
+    for i in sorted(range(len(params)), key=starts.__getitem__):
+        number += starts[i] >= end
+        found[i], end = number, max(end, starts[i] + sizes[i])
+    return found
+
+
+def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:
+    """Give members that share memory or a number rising turns: each reads what the one before has written."""
+    free: dict[tuple[str, int], int] = {}  # the first turn in which nobody uses it any more
+    for member, its_memory in zip(members, memory, strict=True):
+        uses = [("memory", its_memory), *(("number", member.entry[name].data_ptr()) for name in member.rule.carried)]
+        member.turn = max(member.turn, *(free.get(one, 0) for one in uses))
+        free.update(dict.fromkeys(uses, member.turn + 1))

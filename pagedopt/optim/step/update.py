@@ -12,12 +12,10 @@ from ...launch.sweep import Sweep
 from ...paging.visits import Action
 from ...placements.arena import Arena
 from ...tables.columns import Tensors
-from ..state.scalar_state import NumberTensors, ScalarState, Values
+from ..state.scalar_state import NumberTensors
+from .host_numbers import Count
 from .hyperparameters import Uniforms
 from .kernel_views import KernelViews
-
-#: One name of numbers (as "step") over a bucket: (what reads and writes them, their tensors, their new values).
-Count = tuple[ScalarState, NumberTensors, Values | float]
 
 
 class Update(NamedTuple):

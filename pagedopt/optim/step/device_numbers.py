@@ -1,4 +1,4 @@
-"""A launch whose hyperparameters and step counts stay on the device, where capturable optimizers have them."""
+"""The numbers of a launch if they stay on the device, where capturable optimizers have them."""
 
 from __future__ import annotations
 
@@ -9,40 +9,45 @@ import numpy as np
 import torch
 
 from ...formats.floating import SINGLES
-from ...formats.format import Format
 from ...launch.device_step import SINGLE, DeviceStep
-from ...paging.visits import WHOLE
-from ...tables.columns import Tensors
-from ...transports.choose import Kind
+from ...launch.sweep import Sweep
 from ..state.group_options import seed_word
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
-from .bucket import Bucket
+from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts, number_names
+from .host_numbers import Numbers, groups_of, number_states
 from .hyperparameters import number_of, scalars_of
-from .members import Grads, Member
-from .update import Update
+from .members import Member
 
 
-class DeviceBucket(Bucket):
-    """A :class:`Bucket` that reads nothing back from the device: the prologue of its rule computes what a set needs.
+class DeviceNumbers:
+    """Numbers that the host never reads back: the prologue of the rule computes what a set needs.
 
     Learning rates and betas that are tensors on the device are read there in each launch; what is a number on the host
-    is copied there when it changes.
+    is copied there when it changes.  The table gets a set for each row, and lies in device memory.
+
+    Args:
+        members, shared, sweep: as of :class:`HostNumbers`.
     """
 
-    __slots__ = ("_device_step", "_group_of_row", "_plain_numbers", "_tensors", "_told")
+    __slots__ = (
+        "_device_step", "_group_of_row", "_groups", "_plain", "_rule", "_states", "_sweep", "_tensors", "_told",
+        "takes_tensors",
+    )  # fmt: skip
 
-    def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads) -> None:
-        super().__init__(optimizer, members, shared, shards)
-        table, device = self.sweep.table, self.sweep.device.index
-        assert device is not None
-        table.make_room(self.count)
-        table.assign_sets(np.arange(self.count))
-        counters = next((n.behind for _, n, _ in self._numbers if isinstance(n, UnsavedStepCounts)), None)
-        self._device_step = DeviceStep(self.rule, device, table.host, len(optimizer.param_groups), counters)
-        self.sweep.transport = self._device_step
+    def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
+        table, index = sweep.table, sweep.device.index
+        assert index is not None
+        self._rule, self._sweep, self._groups = sweep.rule, sweep, groups_of(members)
+        self._states = number_states(optimizer, members, shared)
+        self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
+        table.make_room(len(members))
+        table.assign_sets(np.arange(len(members)))
+        counters = next((n.behind for _, n, _ in self._states if isinstance(n, UnsavedStepCounts)), None)
+        self._device_step = DeviceStep(self._rule, index, table.host, len(optimizer.param_groups), counters)
+        sweep.transport = self._device_step
         self._group_of_row = np.array(self._groups)
-        self._plain_numbers = not any(n.is_inference() for n in self.numbers_of(members))
+        names = number_names(optimizer, self._rule)
+        self._plain = not any(m.entry[name].is_inference() for name in names for m in members)
         #: Whether the device was told where step counts and other numbers of parameters lie: they stay there.
         self._told = False
         #: Tensors of hyperparameters, which the device reads.
@@ -56,85 +61,51 @@ class DeviceBucket(Bucket):
         numbers, device = [member.entry[name] for name in names], member.param.device
         return all(n.device == device and n.dtype in SINGLES and n.data_ptr() not in shared for n in numbers)
 
-    def compile(self, formats: tuple[Format, ...]) -> None:
-        """Also compile the prologue."""
-        super().compile(formats)
+    def compile(self) -> None:
+        """Compile (or load) the prologue now."""
         self._device_step.compile()
 
-    @staticmethod
-    def _transport(optimizer: RuleOptimizer) -> Kind:
-        return "memcpy"  # its table lies on the device, too: chunks are cut for that
-
-    def prepare(
-        self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead, shards: Grads
-    ) -> Update | None:
-        """Do what :meth:`Bucket.prepare` does, without reading a number from the device."""
-        seen = self._look(tensors, shards)
-        table = self.sweep.table
-        if len(table.absent) == self.count:
-            return None
+    def prepare(self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead) -> Numbers:
+        """Do what :meth:`HostNumbers.prepare` does, without reading a number from the device."""
         self.tell(optimizer, None if self._told else numbers)
-        written: NumberTensors
-        if table.absent or self._own_counters or self._inference or not self._plain_numbers:
-            away = set(table.absent)
-            counted = [n for i, n in enumerate(numbers) if i % self.count not in away and not n.is_inference()]
-            written = (*self._written(optimizer, tensors, table.absent), *counted)
-        else:
-            written = (*tensors[: self.count], *optimizer.store.versions.counters, *numbers)  # type: ignore[arg-type]
-        plan = WHOLE if self.route is None else self.route.plan(table.host, table.absent)
-        return Update(
-            self.sweep, self.sweep.ready(plan), table.host.stamp, self.lists, tensors, seen, list(table.absent), (), (),
-            self.route, plan, written,
-        )  # fmt: skip
-
-    def follow(self, optimizer: RuleOptimizer, tensors: Tensors) -> None:
-        """Write today's addresses and hyperparameters into the table, for a graph in which its launch was captured.
-
-        Step counts and other numbers of single parameters must be the captured tensors.
-
-        Raises:
-            ValueError, TypeError: a gradient does not fit its parameter, or has other strides.
-            as :meth:`tell`.
-        """
-        seen, table = tensors[: 2 * self.count], self.sweep.table
-        if not table.look(seen):
-            self.sweep.take(self._cut(seen))
-            table.let_go()
-            table.remember(seen)
-        self.tell(optimizer, None)
+        absent = self._sweep.table.absent
+        if absent or not self._plain:
+            away, count = set(absent), len(self._groups)
+            numbers = [n for i, n in enumerate(numbers) if i % count not in away and not n.is_inference()]
+        return Numbers(written=numbers)
 
     def tell(self, optimizer: RuleOptimizer, numbers: NumberTensors | None) -> None:
         """Write what the prologue reads: constants, and addresses of hyperparameters, step counts and own numbers.
 
         Args:
-            numbers: see :meth:`numbers_of`; None: they lie where the device was told.
+            numbers: see :meth:`Bucket.numbers_of`; None: they lie where the device was told.
 
         Raises:
             KeyError, ValueError, TypeError: see :func:`~.hyperparameters.scalars_of`.
             RuntimeError: a tensor is on another device, or not one number of float32 or float64.
         """
-        step, table = self._device_step, self.sweep.table
+        step, table, device = self._device_step, self._sweep.table, self._sweep.device
         constants, tensors = np.zeros_like(step.constants), []
-        sources = np.zeros((len(constants), len(self.rule.scalars)), np.uint64)
+        sources = np.zeros((len(constants), len(self._rule.scalars)), np.uint64)
         for group in set(self._groups):
             for i, (name, value) in enumerate(self._values(optimizer, group)):
                 if isinstance(value, torch.Tensor):
                     tensors.append(value)
-                    sources[group, i] = _address(value, name, self.sweep.device)
+                    sources[group, i] = _address(value, name, device)
                 else:
                     constants[group, i], sources[group, i] = value, step.constant_at(group, i)
         inputs = np.zeros_like(step.inputs)
         words = {group: 1 + int(seed_word(optimizer, group)) for group in set(self._groups)}
         inputs[:, 0] = [words[group] for group in self._groups]
         inputs[:, 2:] = sources[self._group_of_row]
-        for name, each, where in self._numbers:
-            column = 1 if name == "step" else 2 + self.rule.scalars.index(name)
+        for name, each, where in self._states:
+            column = 1 if name == "step" else 2 + self._rule.scalars.index(name)
             if numbers is None:
                 inputs[:, column] = step.inputs[:, column]
             elif isinstance(each, UnsavedStepCounts):
-                inputs[:, column] = [step.counter_at(row) for row in range(self.count)]
+                inputs[:, column] = [step.counter_at(row) for row in range(len(self._groups))]
             else:
-                inputs[:, column] = [_address(n, name, self.sweep.device) for n in numbers[where]]
+                inputs[:, column] = [_address(n, name, device) for n in numbers[where]]
         inputs[table.absent, 0] = 0
         if step.inputs.tobytes() != inputs.tobytes() or step.constants.tobytes() != constants.tobytes():
             step.inputs[:], step.constants[:], step.changed = inputs, constants, True
@@ -147,12 +118,12 @@ class DeviceBucket(Bucket):
 
         A tensor that the device cannot read is read here; in a capture :func:`_address` refuses it.
         """
-        values = scalars_of(self.rule, optimizer.param_groups[group], optimizer.defaults, on_device=True)
+        values = scalars_of(self._rule, optimizer.param_groups[group], optimizer.defaults, on_device=True)
         if not torch.cuda.is_current_stream_capturing():
             for name, value in values.items():
-                if isinstance(value, torch.Tensor) and not _can_be_read(value, self.sweep.device):
+                if isinstance(value, torch.Tensor) and not _can_be_read(value, self._sweep.device):
                     values[name] = number_of(name, value)
-        return [(name, values.get(name, self.rule.defaults.get(name, 0.0))) for name in self.rule.scalars]
+        return [(name, values.get(name, self._rule.defaults.get(name, 0.0))) for name in self._rule.scalars]
 
     def differences(self, optimizer: RuleOptimizer) -> list[str]:
         """Return the names of hyperparameters that are not what the device was told."""
@@ -170,11 +141,11 @@ class DeviceBucket(Bucket):
     @property
     def is_told(self) -> bool:
         """Whether the device has, or will have, all that the table says."""
-        return self._device_step.is_told(self.sweep.table.host)
+        return self._device_step.is_told(self._sweep.table.host)
 
     def publish(self, stream: int) -> bool:
         """Queue a copy of what has changed on a stream; see :meth:`DeviceStep.publish`."""
-        return self._device_step.publish(self.sweep.table.host, stream)
+        return self._device_step.publish(self._sweep.table.host, stream)
 
 
 def _can_be_read(tensor: torch.Tensor, device: torch.device) -> bool:
