@@ -189,18 +189,21 @@ class FileMover:
 
     def begin(self) -> None:
         """Start the thread."""
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="pagedopt-file", daemon=True)
-        self._thread.start()
         self._fetches: dict[int, Future[None]] = {}  # by slot
         self._evictions: list[Future[None]] = []
         self._visited: set[int] = set()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="pagedopt-file", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt: nobody will call finish()
+            self._tasks.put(None)
+            raise
 
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        self._fetches[move.slot] = read = Future[None]()
-        self._tasks.put((read, self._arenas[move.arena].fetch, move.page))
+        self._fetches[move.slot] = self._queued(self._arenas[move.arena].fetch, move.page)
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -208,9 +211,13 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        written = Future[None]()
-        self._evictions.append(written)
-        self._tasks.put((written, self._arenas[move.arena].evict, move.page))
+        self._evictions.append(self._queued(self._arenas[move.arena].evict, move.page))
+
+    def _queued(self, act: Callable[[int], None], page: int) -> Future[None]:
+        """Return the result to come of a task.  Only then may it be waited for: an interrupt may come before."""
+        future = Future[None]()
+        self._tasks.put((future, act, page))
+        return future
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.

@@ -6,12 +6,14 @@ import errno
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import file_support
 import pytest
 from file_support import MIB, SMALL, arena, assert_holds, assert_measured, fill, open_files, sections_of, small, step
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from stand_ins import raising
 
 from pagedopt.paging.policy import SLOTS, Move
 from pagedopt.placements.file import FileArena
@@ -256,3 +258,36 @@ def test_a_failed_write_is_raised_at_the_end_and_the_page_is_still_there(monkeyp
     with pytest.raises(OSError, match="broken disk"):
         step(memory)
     assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
+
+
+def test_an_interrupt_before_a_page_is_queued_leaves_nothing_to_wait_for() -> None:
+    """It came between the note of an eviction and its queueing: the end then waited for ever."""
+    memory = small()
+    mover = FileMover([memory])
+    mover.begin()
+    mover.fetch(Move(0, 0, 0))
+    mover.arrive(Move(0, 0, 0))
+    put = mover._tasks.put
+    mover._tasks = SimpleNamespace(put=raising(KeyboardInterrupt()))  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        mover.evict(Move(0, 0, 0))
+    mover._tasks = SimpleNamespace(put=put)  # type: ignore[assignment]
+    end = threading.Thread(target=mover.finish, daemon=True)
+    end.start()
+    end.join(10)
+    assert not end.is_alive()
+    assert not mover._thread.is_alive()
+
+
+def test_an_interrupt_while_the_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    mover, start = FileMover([small()]), threading.Thread.start
+
+    def started_and_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", started_and_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mover.begin()
+    mover._thread.join(10)
+    assert not mover._thread.is_alive()
