@@ -16,9 +16,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403
     from .formats.choice import Moment as Moment
+    from .launch.apply import multi_tensor_apply as multi_tensor_apply
     from .launch.device_table import DeviceTable as DeviceTable
     from .launch.sweep import Sweep as Sweep
-    from .launch.sweep import multi_tensor_apply as multi_tensor_apply
     from .optim import *  # noqa: F403
     from .optim.options import Options as Options
     from .planning.estimate import Estimate as Estimate
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from .tables.pointers import PointerTable as PointerTable
 
 _MODULES = {
-    ".launch.sweep": ("Sweep", "multi_tensor_apply"),
+    ".launch.sweep": ("Sweep",),
+    ".launch.apply": ("multi_tensor_apply",),
     ".launch.device_table": ("DeviceTable",),
     ".planning.estimate": ("Estimate", "estimate"),
     ".optim": ("MemoryReport", "PagedOptimizer", "Shadow", "run_with_room", "shadow",

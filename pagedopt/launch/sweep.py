@@ -1,4 +1,4 @@
-"""``Sweep`` and ``multi_tensor_apply``: a rule over lists of tensors, in one launch over one pointer table."""
+"""``Sweep``: a rule over lists of tensors, in one launch over one pointer table."""
 
 from __future__ import annotations
 
@@ -299,43 +299,9 @@ def _widest(lists: Sequence[TensorList]) -> int:
     return max((t.element_size() for t in firsts if t is not None), default=4)
 
 
-def multi_tensor_apply(
-    rule: Rule,
-    lists: Sequence[Sequence[torch.Tensor]],
-    scalars: Scalars | None = None,
-    *,
-    out: Sequence[Sequence[torch.Tensor]] | None = None,
-    transport: Kind | Transport = "managed",
-) -> None:
-    """Apply ``rule`` to every element of lists of tensors, in one launch on the current stream.
-
-    Args:
-        rule: a function decorated with :func:`pagedopt.rule`, or one of :mod:`pagedopt.rules`.
-        lists: one list of tensors per input of the rule.  Tensor i of each list has one shape, strides and device; each
-            list has one dtype of float16, bfloat16, float32, float64.  Arithmetic is in float32, or in float64 if any
-            list is.  The lists in ``rule.writes`` are overwritten, and their version counters go up.
-        scalars: the rule's hyperparameters by name.  New values of those that it returns are not returned here: they
-            are in ``rule.uniforms(scalars)``, at the indices in ``rule.carried``.
-        out: lists that take the results instead of ``rule.writes``.
-        transport: how the table of addresses reaches a CUDA kernel (``managed``, ``mapped``, ``memcpy``, ``struct``,
-            ``hybrid``), a class of your own (:class:`pagedopt.transports.Transport`), or a transport object.  Its
-            tables are reused from call to call.
-
-    Raises:
-        ValueError, TypeError: the lists do not fit the rule or each other; nothing has been launched then.
-
-    Example:
-        >>> @pagedopt.rule
-        ... def decay(weight, *, rate):
-        ...     return weight * (1 - rate)
-        >>> multi_tensor_apply(decay, [list(model.parameters())], {"rate": 0.1})
-    """
-    check_rule(rule)
-    rule = rule if out is None else rule.out_of_place
-    lists = [tuple(x) for x in (*lists, *(out or ()))]
-    if lists and not lists[0]:
-        return
-    values = [rule.uniforms(scalars or {})]
+def apply(rule: Rule, lists: Sequence[Any], scalars: Scalars, transport: Kind | Transport = "managed") -> None:
+    """Run ``rule`` once over lists that are not empty, and raise the version counters of what it writes."""
+    values = [rule.uniforms(scalars)]
     sweep = Sweep(rule, lists, transport=shared_transport(transport, lists))
     with torch.no_grad():
         sweep.launch(values)

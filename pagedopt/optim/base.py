@@ -21,6 +21,7 @@ from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
+from .compiled import Traceable, put_into_graph
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
@@ -43,7 +44,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @documented
-class PagedOptimizer(SavingOptimizer):
+class PagedOptimizer(Traceable, SavingOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -136,10 +137,10 @@ class PagedOptimizer(SavingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if dynamo_is_at_work():
-            self._opaque_step()
-        else:
+        if not dynamo_is_at_work():
             self._step()
+        elif not (torch.compiler.is_dynamo_compiling() and put_into_graph(self)):
+            self._opaque_step()
         return loss
 
     @locked

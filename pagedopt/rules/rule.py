@@ -20,6 +20,7 @@ from .language import printers
 from .language.operations import fma, sign, sqrt, strict
 from .language.syntax import Signature, signature_of, source_of
 from .language.trace import Node, Trace
+from .registered_names import find, register
 
 #: Below this number of sets, computing one set after another is faster than NumPy.
 FEW = 8
@@ -52,6 +53,7 @@ class Rule(Signature):
         writes: indices of the lists it overwrites.
         assigned: names that it assigns.
         functor, prologue: names of the structs in :meth:`cuda_source` and :meth:`prologue_source`.
+        registered: the name by which operators of ``torch.ops.pagedopt`` find it (see :func:`find_registered`).
 
     Raises:
         RuleError: its syntax is not that of a rule; the message names the line.  What its values do is refused at the
@@ -74,6 +76,7 @@ class Rule(Signature):
         self.functor, self.prologue = f"rule_{self.name}", f"prologue_{self.name}"
         self.parts, self._in_place = parts, self
         self._traced: printers.Program | None = None
+        self.registered = register(self, function, bool(parts))
         for name, moment in self.moments.items():
             if not isinstance(moment, Moment):
                 raise TypeError(f"rule {self.name!r}: moments[{name!r}] is {moment!r}; give a pagedopt.Moment")
@@ -317,6 +320,27 @@ def rule(
     return Rule(function, moments=moments)
 
 
+def find_registered(name: str) -> Rule:
+    """Return the rule that has this name in ``registered``; a rule of a module is imported if need be.
+
+    Raises:
+        ValueError: there is none in this process.
+    """
+    found = find(name)
+    module, colon, function = name.partition(":")
+    if found is None and colon:
+        try:
+            found = _find(module, function, False)
+        except (ImportError, AttributeError, TypeError):
+            found = None
+    if not isinstance(found, Rule):
+        raise ValueError(
+            f"no rule {name!r} is alive in this process; keep the rule that was compiled alive, or define it with "
+            "pagedopt.rule in a module that can be imported"
+        )
+    return found
+
+
 def _find(module: str, name: str, out_of_place: bool, *parts: Rule) -> Rule:
     """Find a rule by the name of its function, or of what makes it of others: pickles of rules hold no code."""
     found = operator.attrgetter(name)(importlib.import_module(module))
@@ -325,4 +349,4 @@ def _find(module: str, name: str, out_of_place: bool, *parts: Rule) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-__all__ = ["Rule", "check_rule", "fma", "rule", "sign", "sqrt"]
+__all__ = ["Rule", "check_rule", "find_registered", "fma", "rule", "sign", "sqrt"]

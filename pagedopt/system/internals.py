@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.overrides
@@ -22,6 +22,7 @@ opaque: Callable[[Any], Any] = getattr(torch, "_disable_dynamo", torch.compiler.
 #: What puts a function mode on the stack of this thread, or takes the innermost away.
 push_function_mode: Callable[[Any], None] = torch.overrides._push_mode
 pop_function_mode: Callable[[], Any] = torch.overrides._pop_mode
+Call = TypeVar("Call", bound=Callable[..., Any])
 _callback: Callable[[], object] | None
 try:
     from torch._C._dynamo.eval_frame import get_eval_frame_callback as _callback
@@ -32,6 +33,23 @@ except ImportError:
 def dynamo_is_at_work() -> bool:
     """Return whether Dynamo traces this call or would trace the frames that it makes; True if unknown."""
     return torch.compiler.is_dynamo_compiling() or _callback is None or _callback() is not None
+
+
+def traced_as_constant(function: Call) -> Call:
+    """Decorate a method: Dynamo calls it while it traces, and puts what it returns into the code.
+
+    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def known_to_fakes(mode: Any, tensor: torch.Tensor) -> bool:
+    """Return whether a graph that is traced in this ``FakeTensorMode`` reads a tensor; False if torch does not tell."""
+    try:
+        return mode.fake_tensor_converter._get_memo(tensor) is not None
+    except AttributeError:
+        return False
 
 
 def in_fake_mode() -> bool:

@@ -16,6 +16,11 @@ from ..system.internals import shard_of
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def is_plain(tensor: object) -> bool:
+    """Return whether ``tensor`` is of torch's own class, or a parameter."""
+    return type(tensor) in _PLAIN
+
+
 def is_sharded(tensor: object) -> TypeGuard[Any]:
     """Return whether ``tensor`` is a DTensor, in any placement."""
     if type(tensor) in _PLAIN:

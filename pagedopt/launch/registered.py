@@ -1,0 +1,74 @@
+"""``torch.ops.pagedopt.multi_tensor_apply_``: what ``torch.compile`` and ``torch.export`` see of a rule over lists.
+
+It has a graph stay whole, and tells it what is written.  Eager calls do not pass through it.  It has no derivative, no
+batching rule, and no form that writes nothing: ``torch.func.vmap`` and ``torch.func.functionalize`` refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..rules import Rule
+from ..rules.rule import find_registered
+from ..system.registered_ops import define
+from .scalars import named
+from .sweep import apply
+
+#: Stands behind the name of a rule whose results go into lists of their own.
+OUT_OF_PLACE = ", out of place"
+
+
+def _rule(name: str) -> Rule:
+    """Return the rule that the operator is told of."""
+    base = find_registered(name.removesuffix(OUT_OF_PLACE))
+    return base.out_of_place if name.endswith(OUT_OF_PLACE) else base
+
+
+def _lists(rule: Rule, written: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return the lists in the rule's order; ValueError if the rule has another number of them."""
+    writes, inputs = rule.writes, len(rule.inputs)
+    count, rest = divmod(len(written), len(writes))
+    if rest or len(read) != count * (inputs - len(writes)):
+        raise ValueError(
+            f"rule {rule.name!r} writes {len(writes)} lists and reads {inputs - len(writes)} more, of one length; got "
+            f"{len(written)} tensors to write and {len(read)} to read"
+        )
+    from_written, from_read = iter(written), iter(read)
+    return [[next(from_written if i in writes else from_read) for _ in range(count)] for i in range(inputs)]
+
+
+def _run(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scalars: torch.Tensor) -> None:
+    """Do it, to the tensors that are handed: a compiler may hand clones, and carries them back itself."""
+    found = _rule(rule)
+    if written:
+        apply(found, _lists(found, written, read), named(found, scalars))
+
+
+def _fake(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scalars: torch.Tensor) -> None:
+    """Check what is known without values, so that what does not fit is refused when it is compiled."""
+    found = _rule(rule)
+    lists = _lists(found, written, read)
+    if scalars.dtype is not torch.float64 or scalars.dim() != 1 or scalars.device.type != "cpu":
+        raise ValueError(
+            f"scalars is {scalars.dtype} {tuple(scalars.shape)} on {scalars.device}; give float64 (n,) on cpu"
+        )
+    for name, tensors in zip(found.inputs, lists, strict=True):
+        for i, (tensor, first) in enumerate(zip(tensors, lists[0], strict=True)):
+            torch._check(
+                tensor.shape == first.shape,
+                lambda name=name, i=i, has=tensor.shape, want=first.shape: (
+                    f"tensor {i} of {name!r} has shape {tuple(has)}, of {found.inputs[0]!r} {tuple(want)}"
+                ),
+            )
+
+
+#: ``multi_tensor_apply_(Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars)``: the lists that the rule
+#: writes, one behind the other, the lists that it only reads, the name ``rule.registered``, and its hyperparameters as
+#: float64 on the CPU.  ValueError for what does not fit the rule, or a rule that is not in this process.
+multi_tensor_apply_ = define(
+    "multi_tensor_apply_", "Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars", _run, _fake
+)
+
+__all__ = ["OUT_OF_PLACE", "multi_tensor_apply_"]

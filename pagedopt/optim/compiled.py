@@ -1,0 +1,69 @@
+"""A step in a function that ``torch.compile`` traces: one operator in its graph.
+
+What is here runs while Dynamo traces, and only then.  The operator is in :mod:`.registered_step`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..system.internals import traced_as_constant
+from ..tables.shards import is_plain
+from .state.rule_optimizer import occurrences
+
+
+@traced_as_constant
+def _show_groups(self: Any) -> bool:
+    """Let Dynamo see today's groups, and return whether the operator can take their parameters and gradients.
+
+    Dynamo must not read ``param_groups`` itself: it would compile again for each learning rate, and set ``capturable``
+    in the groups of parameters on a GPU.  It reads the same list under another name.
+    """
+    self._shown_groups = self.param_groups
+    params = [p for _, _, p in occurrences(self)]
+    grads = [p.grad for p in params if p.grad is not None]
+    plain = all(is_plain(t) and t.layout is torch.strided for t in (*params, *grads))
+    return plain and len({*map(id, params)}) == len(params)
+
+
+@traced_as_constant
+def _hand_out(self: Any, positions: tuple[int, ...]) -> int:
+    """Return the handle of a step of the parameters at these positions."""
+    from .registered_step import handle_of
+
+    return handle_of(self, positions)
+
+
+class Traceable:
+    """What an optimizer needs to be traced: two functions that Dynamo calls and does not look into."""
+
+    _show_groups = _show_groups
+    _hand_out = _hand_out
+
+
+def put_into_graph(optimizer: Any) -> bool:
+    """Put a step into the graph that Dynamo traces; return False if the step has to be opaque.
+
+    It is opaque where the operator could not be handed all that it reads and writes: for DTensors and other classes of
+    tensors, sparse gradients, a parameter that a group has twice, and after :meth:`~PagedOptimizer.attach`.
+    """
+    if optimizer._overlap is not None or not optimizer._show_groups():
+        return False
+    params, grads, positions, position = [], [], [], 0
+    for group in optimizer._shown_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                params.append(p)
+                grads.append(p.grad)
+                positions.append(position)
+            position += 1
+    handle = optimizer._hand_out(tuple(positions))
+    if params:
+        with torch.no_grad():
+            torch.ops.pagedopt.step_(params, grads, handle)
+    return True
+
+
+__all__ = ["Traceable", "put_into_graph"]

@@ -1,0 +1,281 @@
+"""``multi_tensor_apply`` in compiled functions: one operator, told what it writes, with the bits of eager calls."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from children import python
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pagedopt import Rule, compose, multi_tensor_apply, rule
+from pagedopt.rules import RULES, addcmul
+from pagedopt.rules.rule import find_registered
+
+BACKENDS = ("eager", "aot_eager", "inductor")
+SIZES = (3, 1, 700)
+
+
+@rule
+def decayed(weight, grad, *, rate, lr=0.5):  # type: ignore[no-untyped-def]
+    weight = weight * (1 - rate) - lr * grad
+    return weight
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """As if nothing had been compiled."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def lists(seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(n, generator=generator) for n in SIZES * 2]
+    return made[:3], made[3:]
+
+
+def scalars(rate: float, lr: float = 0.5) -> torch.Tensor:
+    return torch.tensor([rate, lr], dtype=torch.float64)
+
+
+def operator() -> Any:
+    from pagedopt.launch.registered import multi_tensor_apply_
+
+    return multi_tensor_apply_
+
+
+def decay(weights: list[torch.Tensor], grads: list[torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+    multi_tensor_apply(decayed, [weights, grads], values)
+    return weights[0] + 1  # reads what was written
+
+
+def equal(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_twelve_values_in_a_tensor_are_one_graph_with_the_bits_of_eager_calls(backend: str) -> None:
+    run = torch.compile(decay, backend=backend, fullgraph=True)
+    for i in range(12):
+        (got, grads), (want, _) = lists(i), lists(i)
+        after = run(got, grads, scalars(0.01 * i))
+        multi_tensor_apply(decayed, [want, grads], {"rate": 0.01 * i})
+        assert equal([*got, after], [*want, want[0] + 1])
+    assert graphs() == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_go_to_other_lists(backend: str) -> None:
+    weights, grads = lists()
+    got, want = ([torch.empty_like(w) for w in weights] for _ in range(2))
+
+    def apply(out: list[torch.Tensor]) -> None:
+        multi_tensor_apply(decayed, [weights, grads], {"rate": 0.1, "lr": 0.2}, out=[out])
+
+    torch.compile(apply, backend=backend, fullgraph=True)(got)
+    apply(want)
+    assert equal(got, want)
+    assert equal(weights, lists()[0])
+
+
+def test_a_python_float_compiles_again_for_each_value() -> None:
+    def apply(weights: list[torch.Tensor], grads: list[torch.Tensor], rate: float) -> None:
+        multi_tensor_apply(decayed, [weights, grads], {"rate": rate})
+
+    run = torch.compile(apply, backend="aot_eager", fullgraph=True)
+    for i in range(4):
+        (got, grads), (want, _) = lists(i), lists(i)
+        run(got, grads, 0.1 * (i + 1))
+        apply(want, grads, 0.1 * (i + 1))
+        assert equal(got, want)
+    assert graphs() == 4
+
+    def eight_more() -> None:
+        for i in range(4, 12):
+            run(*lists(), 0.1 * (i + 1))
+
+    with pytest.raises(Exception, match=r"recompile|fullgraph"):  # torch's limit is 8; its versions say it in two ways
+        eight_more()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_rules_do_not_share_a_graph(backend: str) -> None:
+    def apply(rule: Rule, value: torch.Tensor, values: torch.Tensor) -> None:
+        multi_tensor_apply(rule, [[value]], values)
+
+    def times(factor: float) -> Rule:
+        def timed(x, *, by):  # type: ignore[no-untyped-def]
+            return x * by * factor
+
+        return Rule(timed)
+
+    run, two = torch.compile(apply, backend=backend, fullgraph=True), torch.tensor([2.0], dtype=torch.float64)
+    for factor, want in ((1.0, 2.0), (3.0, 6.0), (5.0, 10.0)):
+        value = torch.ones(4)
+        run(times(factor), value, two)
+        assert value.tolist() == [want] * 4
+
+
+def test_opcheck_has_nothing_to_say() -> None:
+    for given in (decayed, compose(decayed, decayed)):
+        weights, grads = lists()
+        found = torch.library.opcheck(operator(), (weights, grads, given.registered, scalars(0.1)))
+        assert found == dict.fromkeys(found, "SUCCESS")
+        assert len(found) == 4
+
+
+def test_it_is_one_node_of_a_graph() -> None:
+    def apply(weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        operator()([weight], [grad], decayed.registered, values)
+        return weight
+
+    given = (torch.ones(3), torch.ones(3), scalars(0.1))
+    graph = make_fx(apply)(*given)
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [operator()]
+    assert torch.equal(graph(torch.ones(3), *given[1:]), apply(torch.ones(3), *given[1:]))
+
+
+def test_an_exported_program_holds_it() -> None:
+    class Decay(torch.nn.Module):
+        def forward(self, weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            weight = weight.clone()
+            multi_tensor_apply(decayed, [[weight], [grad]], values)
+            return weight
+
+    given = (torch.ones(3), torch.full((3,), 2.0), scalars(0.5))
+    program = torch.export.export(Decay(), given)
+    graphs_of = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    assert sum(node.target is operator() for graph in graphs_of for node in graph.nodes) == 1
+    assert program.module()(*given).tolist() == [-0.5] * 3
+
+
+def test_version_counters_go_up_and_autograd_does_not_follow() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    version = weight._version
+    operator()([weight], [torch.ones(3)], decayed.registered, scalars(0.1))
+    assert weight._version > version
+    assert weight.grad_fn is None
+    loss = (weight * weight).sum()
+    operator()([weight], [torch.ones(3)], decayed.registered, scalars(0.1))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_an_eager_call_does_not_pass_through_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pagedopt.launch import registered
+
+    calls = list[Any]()
+    monkeypatch.setattr(registered, "multi_tensor_apply_", lambda *given: calls.append(given))
+    weights, grads = lists()
+    multi_tensor_apply(decayed, [weights, grads], scalars(0.5))
+    assert not calls
+    assert not equal(weights, lists()[0])
+
+
+def test_functionalize_and_vmap_refuse_it() -> None:
+    def apply(weight: torch.Tensor) -> torch.Tensor:
+        operator()([weight], [torch.ones(3)], decayed.registered, scalars(0.1))
+        return weight
+
+    with pytest.raises(RuntimeError, match=r"custom .* operator whose output has alias annotations"):
+        torch.func.functionalize(apply)(torch.ones(3))
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.func.vmap(apply)(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (
+            lambda w, g: (w, g, decayed.registered, torch.zeros(2)),
+            r"scalars is torch.float32 \(2,\) on cpu; give float64",
+        ),
+        (lambda w, g: (w, g, decayed.registered, scalars(0).tile(2)), r"give float64 \(2,\)"),
+        (lambda w, g: (w, g[:2], decayed.registered, scalars(0)), "got 3 tensors to write and 2 to read"),
+        (lambda w, g: (w, g, "no.such:rule", scalars(0)), "no rule 'no.such:rule' is alive in this process"),
+        (lambda w, g: (w, g, "pagedopt.rules:compose", scalars(0)), "no rule 'pagedopt.rules:compose'"),
+    ],
+    ids=["dtype", "shape", "lists", "rule", "no rule"],
+)
+def test_what_does_not_fit_is_refused_by_name(given: Callable[..., tuple[Any, ...]], found: str) -> None:
+    weights, grads = lists()
+    with pytest.raises(ValueError, match=found):
+        operator()(*given(weights, grads))
+    assert equal(weights, lists()[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "found"),
+    [
+        (
+            {"rate": 0.1},
+            {"transport": "memcpy"},
+            "is 'memcpy', and a compiled function takes 'managed' alone",
+        ),
+        ({"lr": 0.1}, {}, r"missing \['rate'\]"),
+        ({"rate": 0.1, "beta": 1}, {}, r"unknown \['beta'\]"),
+        (torch.zeros(2), {}, "give float64"),
+    ],
+    ids=["transport", "missing", "unknown", "dtype"],
+)
+def test_what_does_not_fit_is_refused_when_it_is_compiled(given: Any, options: dict[str, Any], found: str) -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def apply(weights: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
+        multi_tensor_apply(decayed, [weights, grads], given, **options)
+
+    with pytest.raises(Exception, match=found):
+        apply(*lists())
+
+
+def test_tensors_of_different_shapes_are_refused_when_they_are_compiled() -> None:
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def apply(weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> None:
+        multi_tensor_apply(decayed, [[weight], [grad]], values)
+
+    with pytest.raises(Exception, match=r"tensor 0 of 'grad' has shape \(4,\), of 'weight' \(3,\)"):
+        apply(torch.ones(3), torch.ones(4), scalars(0.1))
+
+
+def test_rules_are_found_by_names_of_their_own() -> None:
+    again = Rule(decayed.function)
+    names = [r.registered for r in (*RULES.values(), decayed, again, compose(decayed, addcmul), decayed.out_of_place)]
+    assert len(set(names)) == len(names)
+    assert find_registered(again.registered) is again
+    assert find_registered(decayed.registered) is decayed
+    gone = again.registered
+    del again
+    gc.collect()
+    with pytest.raises(ValueError, match="keep the rule that was compiled alive"):
+        find_registered(gone)
+
+
+def test_another_process_finds_a_rule_of_a_module_by_its_name() -> None:
+    code = f"""
+    from pagedopt.rules.rule import find_registered
+    print(find_registered({addcmul.registered!r}).name)
+    """
+    assert python("-c", dedent(code), fresh=True).strip() == "addcmul"
+
+
+def test_importing_the_package_defines_no_operator() -> None:
+    code = """
+    import torch, pagedopt
+    pagedopt.multi_tensor_apply, pagedopt.PagedAdamW
+    print(hasattr(torch.ops.pagedopt, "multi_tensor_apply_"), hasattr(torch.ops.pagedopt, "step_"))
+    """
+    assert python("-c", dedent(code), fresh=True).strip() == "False False"
