@@ -25,7 +25,9 @@ def _show_groups(self: Any) -> bool:
     params = [p for _, _, p in occurrences(self)]
     grads = [p.grad for p in params if p.grad is not None]
     plain = all(is_plain(t) and t.layout is torch.strided for t in (*params, *grads))
-    return plain and len({*map(id, params)}) == len(params)
+    # Inductor of torch 2.11 loses updates of parameters that are views of one memory.
+    memories = [at for p in params if (at := p.untyped_storage().data_ptr())] if plain else []
+    return plain and len({*map(id, params)}) == len(params) and len({*memories}) == len(memories)
 
 
 @traced_as_constant
@@ -47,7 +49,7 @@ def put_into_graph(optimizer: Any) -> bool:
     """Put a step into the graph that Dynamo traces; return False if the step has to be opaque.
 
     It is opaque where the operator could not be handed all that it reads and writes: for DTensors and other classes of
-    tensors, sparse gradients, a parameter that a group has twice, and after :meth:`~PagedOptimizer.attach`.
+    tensors, sparse gradients, parameters that share memory or come twice, and after :meth:`~PagedOptimizer.attach`.
     """
     if optimizer._overlap is not None or not optimizer._show_groups():
         return False

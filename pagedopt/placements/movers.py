@@ -203,7 +203,9 @@ class FileMover:
     def fetch(self, move: Move) -> None:
         """Read a page ahead, after the evictions so far."""
         self._visited.add(move.arena)
-        self._fetches[move.slot] = self._queued(self._arenas[move.arena].fetch, move.page)
+        read = Future[None]()
+        self._tasks.put((read, self._arenas[move.arena].fetch, move.page))
+        self._fetches[move.slot] = read
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
@@ -211,13 +213,9 @@ class FileMover:
 
     def evict(self, move: Move) -> None:
         """Write a page back and drop it, in the background."""
-        self._evictions.append(self._queued(self._arenas[move.arena].evict, move.page))
-
-    def _queued(self, act: Callable[[int], None], page: int) -> Future[None]:
-        """Return the result to come of a task.  Only then may it be waited for: an interrupt may come before."""
-        future = Future[None]()
-        self._tasks.put((future, act, page))
-        return future
+        written = Future[None]()
+        self._tasks.put((written, self._arenas[move.arena].evict, move.page))
+        self._evictions.append(written)  # not before: an interrupt between would leave finish() waiting for ever
 
     def finish(self) -> None:
         """Wait for the disk, and drop what the operating system has read ahead around the pages.

@@ -167,6 +167,7 @@ def test_one_compiled_function_steps_two_optimizers(backend: str) -> None:
 
 @every_backend
 def test_parameters_that_are_views_of_one_memory(backend: str) -> None:
+    """They take an opaque step: as one operator, torch 2.11 lost updates of them."""
     results = []
     for how in (backend, None):
         flat = torch.linspace(-1, 1, 64)
@@ -176,7 +177,7 @@ def test_parameters_that_are_views_of_one_memory(backend: str) -> None:
         def act(optimizer: PagedOptimizer = optimizer) -> None:
             optimizer.step()
 
-        run = act if how is None else torch.compile(act, backend=how, fullgraph=True)
+        run = act if how is None else torch.compile(act, backend=how)
         for i in range(3):
             for p in params:
                 p.grad = torch.full_like(p, i + 1.0)
