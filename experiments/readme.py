@@ -66,7 +66,8 @@ def main() -> int:
     begin = len(results.asked)
     rows = budgets(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
+    cards = f"{gpu(results)} ({gpu(results, 'in_8_bits')} for 8 bits)"
+    drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 
@@ -192,7 +193,7 @@ def options(results: Results) -> str:
     graph = asked(results, "captured_step.captured_step").where(tensors=1000)
     forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
     cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
-        ('`state_format="int8"`', "a step over 268 M parameters", "int8", eight, "wall", {"case": OURS},
+        ('`state_format="int8"`', f"a step over 268 M parameters ({gpu(results, 'in_8_bits')})", "int8", eight, "wall", {"case": OURS},
          {"case": STOCHASTIC}),
         ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
          {"case": OURS}, {"case": CAPTURED}),
@@ -208,8 +209,8 @@ def options(results: Results) -> str:
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
-        f"{markdown(titles, lines)}\n\nEach row is of one run; [above](#what-it-measures) a step may be of another, "
-        "with another time."
+        f"{markdown(titles, lines)}\n\nEach row is of one run, on an {gpu(results)} if it names no card; "
+        "[above](#what-it-measures) a step may be of another, with another time."
     )
 
 
@@ -292,10 +293,11 @@ def memory_and_time(results: Results) -> str:
     (again,) = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident", case=OURS)
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (
-        f"{gpu(results)}. State lies there before and after every step; what is away passes through "
-        f"{ring / 2**20:.0f} MiB more on the device.\nOur rows, those of torch, torchao and bitsandbytes, and ours "
-        "with 8-bit state ([int8](int8.md#how-fast-is-a-step-with-it)) are of different processes, whose hosts "
-        f"differ:\nbeside 8-bit state our float32 step on the device takes {number(ms('wall')(again))} ms by the wall. "
+        f"{gpu(results)}, and {gpu(results, 'in_8_bits')} for ours with 8-bit state "
+        f"([int8](int8.md#how-fast-is-a-step-with-it)), where our float32 step on the device takes "
+        f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState lies there "
+        f"before and after every step; what is away passes through {ring / 2**20:.0f} MiB more on the device.\nOur "
+        "rows, and those of torch, torchao and bitsandbytes, are of different processes, whose hosts differ. "
         f"By the GPU torch's fused step takes {fused_over_ours(results):.2f} times as long as ours.\ntorchao's row is "
         f"a backward and a step. Some {gradients(results):.0f} ms of it are gradients on their way down, which in "
         "training overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the "
@@ -360,9 +362,9 @@ def link(results: Results) -> str:
     )
 
 
-def gpu(results: Results) -> str:
-    """The card's name."""
-    result = results.of("paged_state")
+def gpu(results: Results, experiment: str = "paged_state") -> str:
+    """The name of the card that an experiment ran on."""
+    result = results.of(experiment)
     assert result is not None
     return str(result["machine"]["gpu"])
 
