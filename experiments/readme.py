@@ -66,7 +66,7 @@ def main() -> int:
     begin = len(results.asked)
     rows = budgets(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    cards = f"{gpu(results)} ({gpu(results, 'in_8_bits')} for 8 bits)"
+    cards = f"{gpu(results)}, 8-bit state: {gpu(results, 'in_8_bits')}"
     drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
@@ -193,8 +193,8 @@ def options(results: Results) -> str:
     graph = asked(results, "captured_step.captured_step").where(tensors=1000)
     forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
     cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
-        ('`state_format="int8"`', f"a step over 268 M parameters ({gpu(results, 'in_8_bits')})", "int8", eight, "wall", {"case": OURS},
-         {"case": STOCHASTIC}),
+        ('`state_format="int8"`', f"a step over 268 M parameters ({gpu(results, 'in_8_bits')})", "int8", eight, "wall",
+         {"case": OURS}, {"case": STOCHASTIC}),
         ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
          {"case": OURS}, {"case": CAPTURED}),
         *(("`optimizer.attach(model)`", f"an iteration of a GPT of 1.56 B parameters, state in {state} on the host",
@@ -381,7 +381,7 @@ def draw(rows: Rows, about: str, target: Path) -> Path | None:
     if (figure := new_figure(PAGE, 1.1 + 0.3 * len(rows))) is None:
         return None
     figure.suptitle(
-        f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32, "
+        f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32\n"
         f"{about}\n"
         "solid: the step (torchao's with a backward), pale: its pages pushed out afterwards, by our harness",
         fontsize=LETTERS + 2,
