@@ -16,7 +16,7 @@ DIRECT, OURS, CUSTOM_OP, TRITON_OP, EXTENSION = (
     "called directly", "Library.define (ours)", "custom_op", "triton_op", "C++ extension",
 )  # fmt: skip
 CPP = """
-#include <torch/extension.h>
+#include <torch/library.h>
 static void nothing(at::TensorList written, at::TensorList read) {}
 TORCH_LIBRARY_FRAGMENT(lists, m) {
     m.def("extension(Tensor(a!)[] written, Tensor[] read) -> ()", &nothing);

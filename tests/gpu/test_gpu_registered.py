@@ -1,4 +1,4 @@
-"""The two operators on a GPU: opcheck, and compiled functions with the bits of eager ones, CUDA graphs asked for too."""
+"""The two operators on a GPU: opcheck, and compiled functions with the bits of eager ones, CUDA graphs or not."""
 
 from __future__ import annotations
 
