@@ -19,7 +19,8 @@ CPP = """
 #include <torch/library.h>
 static void nothing(at::TensorList written, at::TensorList read) {}
 TORCH_LIBRARY_FRAGMENT(lists, m) {
-    m.def("extension(Tensor(a!)[] written, Tensor[] read) -> ()", &nothing);
+    m.def("extension(Tensor(a!)[] written, Tensor[] read) -> ()");
+    m.impl("extension", torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(nothing)));
 }
 """
 
