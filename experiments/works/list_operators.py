@@ -54,7 +54,7 @@ def by_extension() -> Operator:
 
     load_inline("lists_of_nothing", CPP, is_python_module=False, no_implicit_headers=True)
     torch.library.register_fake("lists::extension", nothing)
-    return torch.ops.lists.extension
+    return torch.ops.lists.extension.default
 
 
 WAYS: dict[str, Callable[[], Operator]] = {
