@@ -16,6 +16,7 @@ from experiments.works.pasted_text import CUDA, LANGUAGES, NUMBA, TRITON
 from pagedopt import RuleError
 
 MEASURES = ("kernels",)
+NOTE = "custom_op"
 RIGHT, WRONG, REFUSED, RULES = "right", "wrong, without a word", "refused", "rules, composed (ours)"
 
 

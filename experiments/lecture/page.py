@@ -84,15 +84,17 @@ class Line:
 
 
 class Results:
-    """Kept results of a GPU, by experiment.
+    """Kept results of a GPU, by experiment; of a CPU where they are asked for.
 
     Attributes:
         asked: every ``experiment.question`` whose rows were asked for and are there.
+        on_a_cpu: those of them whose rows are a CPU's.
     """
 
     def __init__(self, folder: Path = KEPT) -> None:
         self.folder = folder
         self.asked: list[str] = []
+        self.on_a_cpu: set[str] = set()
         self._known: dict[tuple[str, bool], dict[str, Any] | None] = {}
 
     def of(self, name: str, on_a_cpu: bool = False) -> dict[str, Any] | None:
@@ -116,6 +118,7 @@ class Results:
         rows = of_questions(result, found[0]).get(part) if result and found else None
         if rows is not None:
             self.asked.append(shown)
+            self.on_a_cpu |= {shown} if on_a_cpu else set()
         return rows
 
     def machines(self) -> list[str]:
@@ -135,7 +138,7 @@ class Results:
             LookupError: it is not kept.
         """
         name, _, part = shown.partition(".")
-        result, found = self.of(name), question.find(name)
+        result, found = self.of(name, shown in self.on_a_cpu), question.find(name)
         if not result or not found or part not in result["parts"]:
             raise LookupError(f"no results of {shown} are kept in {self.folder}")
         (asked,) = [q for q in found[0].questions if q.name == part]

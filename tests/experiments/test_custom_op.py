@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_runs import experiment, run_quick
+from experiment_runs import experiment, judged, regenerated, run_quick
 
 from experiments.boxes import epilogues, opaque, pasted
 from experiments.harness.rows import Rows
@@ -219,3 +219,11 @@ def test_kernels_that_the_setting_saves() -> None:
     assert set(verdicts("black_boxes", "epilogues", [off, on]).values()) == {True}
     bad = verdicts("black_boxes", "epilogues", [{**off, "right": False}, {**on, "kernels": 2}])
     assert set(bad.values()) == {False}
+
+
+# --- what is kept
+
+
+def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [judged(name, "cpu") for name in ("custom_op", "compiled_step", "black_boxes")] == [5, 3, 7]
+    regenerated("custom_op", tmp_path, monkeypatch)
