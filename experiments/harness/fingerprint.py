@@ -37,6 +37,10 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "pagedopt/optim/step/hyperparameters.py", "pagedopt/optim/step/launches.py", "pagedopt/optim/step/members.py",
         "pagedopt/optim/step/update.py", "pagedopt/system/compare_tensors.py",
     ),
+    "registered": (
+        "pagedopt/launch/apply.py", "pagedopt/launch/registered.py", "pagedopt/launch/scalars.py",
+        "pagedopt/optim/compiled.py", "pagedopt/optim/registered_step.py", "pagedopt/system/registered_ops.py",
+    ),
     "capture": (
         "pagedopt/optim/step/captured.py", "pagedopt/optim/step/device_numbers.py", "pagedopt/launch/device_step.py",
         "pagedopt/kernels/prologue.cu", "pagedopt/system/cuda/graphs.py",

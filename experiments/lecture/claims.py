@@ -54,7 +54,11 @@ class Said:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim, with the fields of its entry in ``claims.toml``."""
+    """One claim, with the fields of its entry in ``claims.toml``.
+
+    Attributes:
+        on_a_cpu: whether a CPU's results judge it while no GPU's are kept.
+    """
 
     id: str
     claim: str
@@ -68,6 +72,7 @@ class Claim:
     ours: str = ""
     holds: Sequence[Sequence[Any]] = ()
     verdicts: Sequence[str] = (TRUE, CHANGED)
+    on_a_cpu: bool = False
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.shown, self.later, self.not_here))) != 1:

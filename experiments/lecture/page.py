@@ -33,6 +33,8 @@ PARTS = {
     "C": "CUDA performance, PyTorch flexibility (002)",
     "D": "The puzzlers' answers on fusion (003)",
 }
+#: Stands behind a verdict while only a CPU's results are kept.
+ON_A_CPU = "on a CPU, and a GPU has still to say"
 #: Verdicts behind a number.
 SEVERAL = {
     TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", NOT_SEEN: "not seen here",
@@ -43,8 +45,8 @@ HEAD = """\
 
 One line per claim of the four sources (`experiments/claims.toml`): what was claimed, its number, what was measured
 here, and whether it is so. Words in quotation marks are the source's, with its hedges. Every number under "ours" is
-read from a JSON in `experiments/results/`, measured on a GPU; this page is written by `python -m experiments lecture`,
-and a test holds it to that.
+read from a JSON in `experiments/results/`, measured on a GPU where the verdict does not say *on a CPU*; this page is
+written by `python -m experiments lecture`, and a test holds it to that.
 
 The sources: 000 are notes on lecture 6 in English, 001 notes in Chinese, 002 is a talk, 003 the puzzlers' answers.
 A number "in its trace" is from the trace that is published with 003, not from its text.
@@ -82,45 +84,48 @@ class Line:
 
 
 class Results:
-    """Kept results of a GPU, by experiment.
+    """Kept results of a GPU, by experiment; of a CPU where they are asked for.
 
     Attributes:
         asked: every ``experiment.question`` whose rows were asked for and are there.
+        on_a_cpu: those of them whose rows are a CPU's.
     """
 
     def __init__(self, folder: Path = KEPT) -> None:
         self.folder = folder
         self.asked: list[str] = []
-        self._known: dict[str, dict[str, Any] | None] = {}
+        self.on_a_cpu: set[str] = set()
+        self._known: dict[tuple[str, bool], dict[str, Any] | None] = {}
 
-    def of(self, name: str) -> dict[str, Any] | None:
-        """The file of an experiment; None if there is none, or no such experiment yet.
+    def of(self, name: str, on_a_cpu: bool = False) -> dict[str, Any] | None:
+        """The file of an experiment, on a GPU or on a CPU; None if there is none, or no such experiment yet.
 
         Raises:
             SystemExit: it was measured in a tree that nobody has.
         """
-        if name not in self._known:
-            paths = sorted(p for p in self.folder.glob(f"{name}-*.json") if not p.stem.endswith("-cpu"))
+        if (key := (name, on_a_cpu)) not in self._known:
+            paths = sorted(p for p in self.folder.glob(f"{name}-*.json") if p.stem.endswith("-cpu") is on_a_cpu)
             found = question.find(name) if paths else None
-            self._known[name] = read(paths[0], found[0]) if found else None
-            if (result := self._known[name]) is not None:
+            self._known[key] = read(paths[0], found[0]) if found else None
+            if (result := self._known[key]) is not None:
                 check_source(result, paths[0].name)
-        return self._known[name]
+        return self._known[key]
 
-    def rows(self, shown: str) -> Rows | None:
+    def rows(self, shown: str, on_a_cpu: bool = False) -> Rows | None:
         """Rows of ``experiment.question``, with what is derived from them."""
         name, _, part = shown.partition(".")
-        result, found = self.of(name), question.find(name)
+        result, found = self.of(name, on_a_cpu), question.find(name)
         rows = of_questions(result, found[0]).get(part) if result and found else None
         if rows is not None:
             self.asked.append(shown)
+            self.on_a_cpu |= {shown} if on_a_cpu else set()
         return rows
 
     def machines(self) -> list[str]:
         """A line for each file that was read: its card and its age. Its note has the rest of the machine."""
-        known = {name: (result, question.find(name)) for name, result in sorted(self._known.items())}
+        known = {name: (result, question.find(name)) for (name, _), result in sorted(self._known.items()) if result}
         return [
-            f"- [{name}]({of[0].note}.md): {result['machine']['gpu']}, {result['machine']['when'][:10]}, "
+            f"- [{name}]({of[0].note}.md): {result['machine']['gpu'] or 'a CPU'}, {result['machine']['when'][:10]}, "
             f"{words(result['machine'])}.{earlier(result)}{changes(result, of[0])}"
             for name, (result, of) in known.items()
             if result and of
@@ -133,7 +138,7 @@ class Results:
             LookupError: it is not kept.
         """
         name, _, part = shown.partition(".")
-        result, found = self.of(name), question.find(name)
+        result, found = self.of(name, shown in self.on_a_cpu), question.find(name)
         if not result or not found or part not in result["parts"]:
             raise LookupError(f"no results of {shown} are kept in {self.folder}")
         (asked,) = [q for q in found[0].questions if q.name == part]
@@ -146,11 +151,13 @@ def line(claim: Claim, results: Results) -> Line:
         return Line(claim, "", LATER)
     if claim.not_here:
         return Line(claim, "", f"{NOT_HERE}: {claim.not_here}")
-    rows = results.rows(claim.shown)
+    rows, where = results.rows(claim.shown), ""
+    if rows is None and claim.on_a_cpu:
+        rows, where = results.rows(claim.shown, on_a_cpu=True), f": {ON_A_CPU}"
     said = claim.said(rows) if rows else None
     if said is None:
         return Line(claim, "", NOT_YET)
-    return Line(claim, said.words, claim.verdicts[0 if said.holds else 1])
+    return Line(claim, said.words, claim.verdicts[0 if said.holds else 1] + where)
 
 
 def page(known: Sequence[Claim] | None = None, results: Results | None = None) -> str:

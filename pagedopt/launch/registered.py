@@ -12,7 +12,7 @@ import torch
 
 from ..rules import Rule
 from ..rules.rule import find_registered
-from ..system.registered_ops import define
+from ..system.registered_ops import UNSAFE_IN_CUDA_GRAPHS, define
 from .scalars import named
 from .sweep import apply
 
@@ -66,9 +66,14 @@ def _fake(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scal
 
 #: ``multi_tensor_apply_(Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars)``: the lists that the rule
 #: writes, one behind the other, the lists that it only reads, the name ``rule.registered``, and its hyperparameters as
-#: float64 on the CPU.  ValueError for what does not fit the rule, or a rule that is not in this process.
+#: float64 on the CPU.  ValueError for what does not fit the rule, or a rule that is not in this process.  No CUDA graph
+#: of a compiler may hold it: the host reads the hyperparameters in each call.
 multi_tensor_apply_ = define(
-    "multi_tensor_apply_", "Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars", _run, _fake
+    "multi_tensor_apply_",
+    "Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars",
+    _run,
+    _fake,
+    UNSAFE_IN_CUDA_GRAPHS,
 )
 
 __all__ = ["OUT_OF_PLACE", "multi_tensor_apply_"]

@@ -235,6 +235,22 @@ MADE: dict[str, tuple[list[Row], Row]] = {
     ),
     "C7": ([stepped("PagedAdamW", 28, 1800), stepped("PagedAdamW, int8 stochastic", 16, 1300)], {"gpu": us(1900)}),
     "C9": ([begun("load_inline", 12.0, 0.3), begun("C++ extension, built ahead", 0.01, 0.01)], {"cold": us(13.0)}),
+    "C8": (
+        [
+            {"told": "nothing", "graphs": 2, "compiled": "refused"},
+            {"told": "and its gradient", "differentiated": "right", "compiled and differentiated": "right"},
+            {"told": "and a fake", "compiled": "right", "differentiated": "wrong"},
+        ],
+        {"compiled": "refused"},
+    ),
+    "C12": (
+        [
+            {"case": "compiled, torch's operators", "all": 1},
+            {"case": "rules, composed (ours)", "all": 1},
+            {"case": "compiled, opaque", "all": 3},
+        ],
+        {"all": 1},
+    ),
     "C13": (
         [
             {"what": "mistake", "case": "a rule (ours)", "at": "a.py:7: no", "named": True},

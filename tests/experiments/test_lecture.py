@@ -58,6 +58,8 @@ def test_every_number_comes_from_a_json() -> None:
     shown = 0
     for claim in CLAIMS.values():
         rows = results.rows(claim.shown) if claim.shown else None
+        if rows is None and claim.on_a_cpu:
+            rows = results.rows(claim.shown, on_a_cpu=True)
         said = claim.said(rows) if rows else None
         if said is None:
             assert page.line(claim, results).ours == ""
@@ -123,6 +125,15 @@ def test_results_that_are_not_there_are_not_measured_yet(tmp_path: Path) -> None
     kept = json.loads((ROOT / "experiments" / "results" / "pointer_transports-nvidia-h200.json").read_text())
     (tmp_path / "pointer_transports-cpu.json").write_text(json.dumps(kept))
     assert page.Results(tmp_path).rows("pointer_transports.attempts") is None, "claims are about GPUs"
+    assert page.Results(tmp_path).rows("pointer_transports.attempts", on_a_cpu=True)
+    about = {
+        "claim": "c",
+        "shown": "pointer_transports.attempts",
+        "rows": {"one": {}},
+        "holds": [["one.name", "==", "one.name"]],
+    }
+    verdicts = [page.line(Claim("X1", **about, on_a_cpu=on), page.Results(tmp_path)).verdict for on in (False, True)]
+    assert verdicts == [NOT_YET, f"true: {page.ON_A_CPU}"]
     dirty = {**kept, "machine": {**kept["machine"], "commit": "abc1234", "dirty": True}}
     (tmp_path / "pointer_transports-gpu.json").write_text(json.dumps(dirty))
     with pytest.raises(SystemExit):

@@ -139,6 +139,11 @@ def test_opcheck_has_nothing_to_say() -> None:
         assert len(found) == 4
 
 
+def test_it_is_told_to_stay_out_of_cuda_graphs() -> None:
+    tag = getattr(torch.Tag, "cudagraph_unsafe", None)
+    assert tag is None or tag in operator().tags
+
+
 def test_it_is_one_node_of_a_graph() -> None:
     def apply(weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         operator()([weight], [grad], decayed.registered, values)

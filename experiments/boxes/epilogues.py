@@ -1,0 +1,70 @@
+"""What does torch.compile fuse into a Triton kernel of the user's own: which epilogues, and are they right?
+
+Answer: see notes/custom_op.md.
+
+A kernel that squares its input, and what follows it in one compiled function (``works/triton_epilogues.py``).  Kernels
+are counted in a trace, with Inductor's ``epilogue_fusion_user_defined_triton_kernel`` off, as it is, and on.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from experiments.lab import Bar, Row, Rows, Run, Table, yes_or_no
+from experiments.works.trace import counted
+
+MEASURES = ()
+NEEDS_GPU = True
+SETTING = "epilogue_fusion_user_defined_triton_kernel"
+OFF, ON = "off", "on"
+
+
+def settings(run: Run) -> dict[str, dict[str, Any]]:
+    """Options of the compiler by name; a torch without the setting has one."""
+    from torch._inductor import config
+
+    if hasattr(config, SETTING):
+        return {OFF: {SETTING: False}, ON: {SETTING: True}}
+    run.leave_out(f"{SETTING}: torch {torch.__version__} has no such setting")
+    return {OFF: {}}
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per epilogue and setting: kernels, and whether the values are those of the eager function."""
+    epilogues = importlib.import_module("experiments.works.triton_epilogues").EPILOGUES
+    size = run.size(2048, 64)
+    x, y = torch.randn(2, size, size, device=run.device).unbind()
+    for name, function in run.each(epilogues.items()):
+        want = function(x, y)
+        for setting, options in settings(run).items():
+            with run.attempt(f"{name}, {setting}", (Exception,)):
+                torch._dynamo.reset()
+                call = partial(torch.compile(function, fullgraph=True, dynamic=False, options=options), x, y)
+                right = torch.allclose(call(), want, rtol=1e-3)
+                yield {"epilogue": name, "setting": setting, "kernels": counted(call).kernels, "right": right}
+
+
+def derive(rows: Rows) -> Rows:
+    """Kernels that the setting saves, and whether what is wrong is wrong with it alone."""
+    found = Rows()
+    for row in rows:
+        off = rows.number("kernels", epilogue=row["epilogue"], setting=OFF)
+        saved = None if off is None else off - row["kernels"]
+        found.append({**row, "saved": saved, "wrong": int(not row["right"])})
+    return found
+
+
+TABLES = [
+    Table("kernels of a compiled function, by what follows a Triton kernel of the user's own", {
+        "what follows": "epilogue", SETTING: "setting", "kernels": "kernels", "right": yes_or_no("right"),
+    })
+]  # fmt: skip
+BARS = [
+    Bar("epilogues that are wrong as torch is", lambda rows: sum(row["wrong"] for row in rows), at_most=0, setting=OFF),
+    Bar("epilogues that the setting fuses", lambda rows: sum(row["saved"] > 0 for row in rows), at_least=1, setting=ON),
+]

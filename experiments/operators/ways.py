@@ -1,0 +1,93 @@
+"""What does a registered operator cost a call, and at the start, by the way in which it is registered?
+
+Answer: see notes/custom_op.md.
+
+An operator that does nothing, over two lists of so many tensors, so that all its time is torch's.  *Tensors* are those
+that it is handed, of both lists.  *Cold* is a process in which torch is imported: from the registration to the end of
+the first call, with caches that are empty.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.lab import BLUE, GRAY, Bar, Case, Lines, Plot, Row, Rows, Run, Table, number, series
+from experiments.works.fresh import fresh
+from experiments.works.list_operators import DIRECT, EXTENSION, OURS, WAYS, lines_of
+
+MEASURES = ("clock", "registered")
+COUNTS, TOYS, LIMIT = (2, 20, 100, 200, 300, 1000), (2, 300), 300
+#: µs over a direct call: of a call and of each tensor, up to 300; of each of 1,000.
+A_CALL, A_TENSOR, OF_MANY = 5.0, 0.15, 0.25
+
+
+def started(name: str) -> Iterator[Row]:
+    """In a process of its own: seconds until the first call is done."""
+    os.environ["PATH"] += f":{Path(sys.executable).parent}"  # pip puts ninja there
+    begin = time.perf_counter()
+    WAYS[name]()([torch.ones(1)], [torch.ones(1)])
+    yield {"cold": time.perf_counter() - begin}
+
+
+def cold(run: Run, name: str) -> dict[str, Any] | None:
+    """Seconds of a cold start; None of toys, or if there is none."""
+    if run.quick or name == DIRECT:
+        return None
+    found = fresh(started, name, limit=LIMIT)
+    if found.ended:
+        run.leave_out(f"cold start of {name}: {found.ended.strip().splitlines()[-1]}")
+        return None
+    return series([found.row["cold"]], "wall")
+
+
+def measure(run: Run) -> Iterator[Row]:
+    """A row per way and number of tensors: µs of a call."""
+    run.rounds, run.seconds = run.size((60, 1.0), (5, 0.1))
+    made, start = {}, {}
+    for name, make in WAYS.items():
+        if run.quick and name == EXTENSION:
+            run.leave_out(f"{name}: takes a compiler and half a minute")
+            continue
+        with run.attempt(name, (Exception,)):
+            made[name], start[name] = make(), cold(run, name)
+    for count in run.each(run.size(COUNTS, TOYS)):
+        lists = [[torch.ones(4, device=run.device) for _ in range(count // 2)] for _ in range(2)]
+        cases = [Case(name, functools.partial(call, *lists), repeats=20) for name, call in made.items()]
+        for name, found in run.host(cases).items():
+            about = {"case": name, "device": run.device.type, "tensors": count, "lines": lines_of(name)}
+            yield {**about, "time": found, "cold": start[name]}
+
+
+def derive(rows: Rows) -> Rows:
+    """µs over a direct call, of each tensor, and beyond what is allowed."""
+    found = Rows()
+    for row in rows:
+        one = rows.first(case=DIRECT, tensors=row["tensors"], device=row["device"])
+        assert one is not None, "each list is also handed over directly"
+        more, count = row["time"]["median"] - one["time"]["median"], row["tensors"]
+        beyond = more - (OF_MANY * count if count > 300 else A_CALL + A_TENSOR * count)
+        found.append({**row, "clock": row["time"]["clock"], "more": more, "each": more / count, "beyond": beyond})
+    return found
+
+
+TABLES = [
+    Table("µs over a direct call, by tensors handed, on {device}", {
+        "registered by": "case", "tensors": "tensors", "µs a call": "time", "more, µs": lambda row: number(row["more"]),
+        "more, µs a tensor": lambda row: f"{row['each']:.3f}", "lines": "lines", "cold start, s": "cold",
+    })
+]  # fmt: skip
+BARS = [Bar("ours: µs beyond 0.15 a tensor and 5 (of 1,000 tensors: 0.25 each)", "beyond", at_most=0, case=OURS)]
+PLOTS = [
+    Plot("ways", [
+        Lines(title="a call that does nothing", x="tensors", y="time", each="case", label="tensors that it is handed",
+              colors=lambda name: BLUE if name == OURS else GRAY)
+    ], "What it costs to pass through torch, by how an operator is registered, {device}")
+]  # fmt: skip
