@@ -117,6 +117,9 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         One edit goes unseen: a state tensor alone that gets another layout over the memory that it has (``t_()``, a
         ``.data`` that is a view of itself).
 
+        In a function that ``torch.compile`` traces it is one operator of the graph, or a graph break where that could
+        not be (see :func:`~pagedopt.optim.compiled.put_into_graph`).
+
         Args:
             closure: computes the loss again and returns it.
 
