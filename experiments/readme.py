@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 from experiments.harness import fingerprint
 from experiments.harness.columns import ms
 from experiments.harness.main import KEPT
 from experiments.harness.note import fill, markdown
-from experiments.harness.panels import BLUE, GRAY, LETTERS, stacked
-from experiments.harness.plot import PAGE, save
 from experiments.harness.revision import ROOT
 from experiments.harness.rows import Row, Rows, best, number_in, over
 from experiments.harness.show import number
@@ -19,12 +15,12 @@ from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
+from experiments.readme_picture import draw
 from experiments.step.captured_step import CAPTURED
 from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
 from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.contenders import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
-from pagedopt.commands.results import new_figure
 
 FOLDER, PICTURE = ROOT, KEPT / "readme.png"
 STAGED = "mapped, staged"
@@ -374,30 +370,3 @@ PAGES: dict[str, Sequence[Callable[[Results], str]]] = {
     "README.md": (numbers,),
     "notes/usage.md": (seven_billion, options, memory_and_time, resident, link),
 }
-
-
-def draw(rows: Rows, about: str, target: Path) -> Path | None:
-    """Bars for budgets and for rivals: GiB of state on the device, and ms a step; None without matplotlib."""
-    if (figure := new_figure(PAGE, 1.1 + 0.3 * len(rows))) is None:
-        return None
-    figure.suptitle(
-        f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32\n"
-        f"{about}\n"
-        "solid: the step (torchao's with a backward), pale: its pages pushed out afterwards, by our harness",
-        fontsize=LETTERS + 2,
-    )
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 3])
-    panel(left, rows, [row["here"] / 2**30 for row in rows], [0.0] * len(rows), "GiB of state on the device")
-    panel(right, rows, [row["ms"] for row in rows], [row["alone"] or 0.0 for row in rows], "ms a step, wall")
-    left.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=LETTERS)
-    left.set_ylim(len(rows) - 0.4, -0.6)
-    return save(figure, target, rows)
-
-
-def panel(axes: Any, rows: Rows, values: list[float], firsts: list[float], label: str) -> None:
-    """A bar per row, ours in another colour, each with its number inside the frame; solid as far as its first part."""
-    stacked(axes, values, firsts, [GRAY if row["share"] is None else BLUE for row in rows])
-    for at, value in enumerate(values):
-        axes.annotate(number(value), (value, at), (7, 0), textcoords="offset points", va="center", fontsize=LETTERS)
-    axes.set_xlim(0, 1.2 * max(values))
-    axes.set_xlabel(label)

@@ -124,3 +124,14 @@ def heed_interrupts() -> None:
     it, here or to a child, would show nothing."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """As if torch.compile had compiled nothing yet."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()

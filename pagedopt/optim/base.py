@@ -35,6 +35,9 @@ from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, p
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
 
+#: Options that are attributes, which users may set.
+_SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
+
 
 @functools.lru_cache(maxsize=256)
 def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
@@ -264,7 +267,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     @locked
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole()
-        now: Any = {name: getattr(self, name) for name in ("state_format", "rounding", "seed", "blocks", "transport")}
+        now: Any = {name: getattr(self, name) for name in _SETTABLE}
         options: Options = {**self._made_with, **now, "device_budget": self.store.budget.said}
         return {**super().__getstate__(), "_options": options}
 

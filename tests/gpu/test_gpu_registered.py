@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from compiled_steps import arguments, backward, ended, equal, made, operator
@@ -12,24 +10,13 @@ from torch import nn
 
 from pagedopt import PagedAdamW, multi_tensor_apply, rule
 
-pytestmark = [launching(), pytest.mark.filterwarnings("ignore")]
+pytestmark = [launching(), pytest.mark.usefixtures("nothing_compiled"), pytest.mark.filterwarnings("ignore")]
 
 
 @rule
 def decayed(weight, grad, *, rate, lr):  # type: ignore[no-untyped-def]
     weight = weight * (1 - rate) - lr * grad
     return weight
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """As if nothing had been compiled."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def lists(seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

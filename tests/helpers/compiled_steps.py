@@ -47,3 +47,10 @@ def arguments(model: nn.Module, optimizer: PagedOptimizer) -> tuple[Ended, Ended
     optimizer._show_groups()
     handle = handle_of(optimizer, tuple(range(len(params))))
     return [p.detach() for p in params], [p.grad for p in params if p.grad is not None], handle
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has made."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from textwrap import dedent
 from typing import Any
 
 import pytest
 import torch
 from children import python
+from compiled_steps import graphs
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pagedopt import Rule, compose, multi_tensor_apply, rule
 from pagedopt.rules import RULES, addcmul
 from pagedopt.rules.rule import find_registered
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 SIZES = (3, 1, 700)
@@ -24,23 +27,6 @@ SIZES = (3, 1, 700)
 def decayed(weight, grad, *, rate, lr=0.5):  # type: ignore[no-untyped-def]
     weight = weight * (1 - rate) - lr * grad
     return weight
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """As if nothing had been compiled."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
 
 
 def lists(seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -11,6 +11,8 @@ import torch
 from children import loaded_beside_torch
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, rule
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 
 @rule
@@ -35,17 +37,6 @@ CLASSES: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]] 
     "Lion": (PagedLion, {}),
     "a class of the user's own": (SignDescent, {}),
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """As if nothing had been compiled."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def trained(

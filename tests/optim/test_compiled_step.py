@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Ended, Made, backward, ended, equal, made
+from compiled_steps import Ended, Made, backward, ended, equal, graphs, made
 from torch import nn
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
+
+pytestmark = [pytest.mark.usefixtures("nothing_compiled"), pytest.mark.filterwarnings("ignore")]
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 #: Compilers that carry writes themselves, and so hand clones or decide that none is needed.
@@ -19,25 +20,6 @@ CARRYING = BACKENDS[1:]
 
 every_backend = pytest.mark.parametrize("backend", BACKENDS)
 carrying = pytest.mark.parametrize("backend", CARRYING)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    """As if nothing had been compiled."""
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    torch._dynamo.reset()
-
-
-def graphs() -> int:
-    from torch._dynamo.utils import counters
-
-    return counters["stats"]["unique_graphs"]
 
 
 def trained(

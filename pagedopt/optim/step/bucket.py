@@ -54,7 +54,7 @@ class Bucket:
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
         self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
-        # On the device its table lies there, too: chunks are cut for that.
+        # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: Kind = "memcpy" if on_device else optimizer.transport
         self.lists = KernelViews(members, self.keys)
         tensors, formats = self.tensors_of(members), (None, None, *members[0].formats[2:])

@@ -50,16 +50,8 @@ class HostNumbers:
     """
 
     __slots__ = (
-        "_carried",
-        "_groups",
-        "_pattern",
-        "_rule",
-        "_scalars",
-        "_seeded",
-        "_states",
-        "_table",
-        "takes_tensors",
-    )
+        "_carried", "_groups", "_pattern", "_rule", "_scalars", "_seeded", "_states", "_table", "takes_tensors"
+    )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         self._rule, self._table, self._seeded = sweep.rule, sweep.table, sweep.stored.placed

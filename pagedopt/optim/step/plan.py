@@ -96,10 +96,10 @@ def _partition(
     numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
     shared = {address for address, uses in numbers.items() if uses > 1}
     for member in sorted(members, key=attrgetter("turn")):
-        of = on_device(member, shared)
-        alike = of, member.turn, member.rule, member.param.device, formats_of(member)
+        stays = on_device(member, shared)
+        alike = stays, member.turn, member.rule, member.param.device, formats_of(member)
         found.setdefault(alike, []).append(member)
-    return [(Bucket(optimizer, each, shared, shards, of), each) for (of, *_), each in found.items()]
+    return [(Bucket(optimizer, each, shared, shards, stays), each) for (stays, *_), each in found.items()]
 
 
 class _FormatsOf:
