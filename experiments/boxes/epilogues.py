@@ -39,9 +39,10 @@ def measure(run: Run) -> Iterator[Row]:
     epilogues = importlib.import_module("experiments.works.triton_epilogues").EPILOGUES
     size = run.size(2048, 64)
     x, y = torch.randn(2, size, size, device=run.device).unbind()
+    known = settings(run)
     for name, function in run.each(epilogues.items()):
         want = function(x, y)
-        for setting, options in settings(run).items():
+        for setting, options in known.items():
             with run.attempt(f"{name}, {setting}", (Exception,)):
                 torch._dynamo.reset()
                 call = partial(torch.compile(function, fullgraph=True, dynamic=False, options=options), x, y)
