@@ -205,7 +205,7 @@ def options(results: Results) -> str:
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
-        f"{markdown(titles, lines)}\n\nEach row is of one run, on an {gpu(results)} if it names no card; "
+        f"{markdown(titles, lines)}\n\nEach row is of one run, on an {gpu(results)} where no card is named; "
         "[above](#what-it-measures) a step may be of another, with another time."
     )
 

@@ -85,7 +85,7 @@ def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str
     mine = whose(experiment)
     found = {
         f"machine{mine}": machine_line(result, experiment),
-        f"left out{mine}": "\n".join(f"- {line}" for line in result["left_out"]) or "nothing",
+        f"left out{mine}": "\n".join(f"- {line}" for line in dict.fromkeys(result["left_out"])) or "nothing",
     }
     if verdicts:
         found[f"bars{mine}"] = markdown(("work", "bar", "measured", "verdict"), verdicts)

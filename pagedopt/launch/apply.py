@@ -26,8 +26,8 @@ def multi_tensor_apply(
     """Apply ``rule`` to every element of lists of tensors, in one launch on the current stream.
 
     In a function that ``torch.compile`` or ``torch.export`` traces, it is one operator in the graph,
-    ``torch.ops.pagedopt.multi_tensor_apply_``.  Make ``scalars`` a tensor there, outside of the function: a Python
-    float is part of the compiled code, and another value compiles the function again.
+    ``torch.ops.pagedopt.multi_tensor_apply_``.  Make ``scalars`` a tensor there, outside of the function: compilers
+    specialize on a Python float, and compile the function again for another value.
 
     Args:
         rule: a function decorated with :func:`pagedopt.rule`, or one of :mod:`pagedopt.rules`.

@@ -1,6 +1,6 @@
 """A step in a function that ``torch.compile`` traces: one operator in its graph.
 
-What is here runs while Dynamo traces, and only then.  The operator is in :mod:`.registered_step`.
+These functions run only while Dynamo traces ``step()``.  The operator is in :mod:`.registered_step`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .state.rule_optimizer import occurrences
 def _show_groups(self: Any) -> bool:
     """Let Dynamo see today's groups, and return whether the operator can take their parameters and gradients.
 
-    Dynamo must not read ``param_groups`` itself: it would compile again for each learning rate, and set ``capturable``
-    in the groups of parameters on a GPU.  It reads the same list under another name.
+    If Dynamo reads ``param_groups`` of an optimizer, it guards on every hyperparameter, and sets ``capturable`` in groups
+    on a GPU that have no state yet.  So it is given the same list under the name ``_shown_groups``.
     """
     self._shown_groups = self.param_groups
     params = [p for _, _, p in occurrences(self)]
     grads = [p.grad for p in params if p.grad is not None]
     plain = all(is_plain(t) and t.layout is torch.strided for t in (*params, *grads))
-    # Inductor of torch 2.11 loses updates of parameters that are views of one memory.
+    # Inductor of torch 2.11 lost updates of parameters that are views of one memory; 2.13 did not.
     memories = [at for p in params if (at := p.untyped_storage().data_ptr())] if plain else []
     return plain and len({*map(id, params)}) == len(params) and len({*memories}) == len(memories)
 
@@ -46,9 +46,9 @@ class Traceable:
 
 
 def put_into_graph(optimizer: Any) -> bool:
-    """Put a step into the graph that Dynamo traces; return False if the step has to be opaque.
+    """Put a step into the graph that Dynamo traces; return False if the step has to run outside of it (a graph break).
 
-    It is opaque where the operator could not be handed all that it reads and writes: for DTensors and other classes of
+    It runs outside where the operator could not be passed all that it reads and writes: for DTensors and other classes of
     tensors, sparse gradients, parameters that share memory or come twice, and after :meth:`~PagedOptimizer.attach`.
     """
     if optimizer._overlap is not None or not optimizer._show_groups():

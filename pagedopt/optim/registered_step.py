@@ -1,8 +1,8 @@
 """``torch.ops.pagedopt.step_``: a whole step of one optimizer, as a graph of ``torch.compile`` sees it.
 
-The graph knows that the step writes the parameters and reads the gradients that it is handed.  State is opaque: no part
-of the graph.  So a graph that also reads state is refused, where torch tells which tensors it reads: nothing there
-would say whether that comes before the step or behind it.
+The graph knows that the step writes the parameters and reads the gradients that are passed to it.  The graph does not
+contain state.  So a graph that also reads state is refused: nothing would order that read before or after the step.
+(Which tensors a graph reads is known by a private part of torch; where it is missing, nothing is refused.)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .state.rule_optimizer import occurrences
 
 
 class Handed:
-    """What a handle stands for: an optimizer, which lives as long as others want it to, and some of its parameters.
+    """What a handle stands for: an optimizer, and which of its parameters are passed to the operator.
 
     Attributes:
-        optimizer: refers to it weakly.
-        positions: of the parameters that the operator is handed, among those of all groups.
+        optimizer: a weak reference to it.
+        positions: indices of those parameters, counted through all groups.
     """
 
     __slots__ = ("__weakref__", "handle", "optimizer", "positions")
@@ -84,15 +84,16 @@ def _found(handle: int) -> tuple[Handed, Any]:
     return handed, optimizer
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one shape lie in the same memory in the same way."""
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> None:
-    """Take a step of the parameters and gradients that are handed: a compiler may hand clones, and carries them back.
+    """Take a step with the parameters and gradients that are passed.
 
-    The optimizer's parameters are given this memory, and these gradients, while the step runs.
+    A compiler may pass clones; it copies them back itself.  While the step runs, each parameter of the optimizer has the
+    passed tensor's memory as its ``.data`` and the passed gradient as its ``.grad``.
     """
     handed, optimizer = _found(handle)
     with optimizer._lock():
@@ -105,7 +106,7 @@ def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> 
             if given is not p:
                 _check(p, given, position)
                 written.append(given)
-                if not _alike(given, p):
+                if not _same_memory(given, p):
                     moved.append((p, given, p.data))
         before = [p.grad for p in own]
         try:

@@ -15,7 +15,7 @@ _count = itertools.count(1)
 _here = secrets.token_hex(4)
 
 
-def register(rule: Any, function: Callable[..., Any], made_of_parts: bool) -> str:
+def register(rule: Any, function: Callable[..., Any], composed: bool) -> str:
     """Return a name for ``rule``, by which :func:`find` returns it while it is alive.
 
     A rule of a module has the name of its function, by which any process finds it that can import it.  A rule that was
@@ -23,7 +23,7 @@ def register(rule: Any, function: Callable[..., Any], made_of_parts: bool) -> st
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "rule")
     full = f"{module}:{name}"
-    if made_of_parts or module is None or "<locals>" in name or full in _rules:
+    if composed or module is None or "<locals>" in name or full in _rules:
         full = f"{name}@{_here}.{next(_count)}"
     _rules[full] = rule
     return full

@@ -1,4 +1,4 @@
-"""The numbers of a launch if they stay on the device, where capturable optimizers have them."""
+"""Hyperparameters and step counts of one launch, which stay on the device, as in capturable optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numbers of a launch if the host has them: hyperparameters, step counts, and which rows share them."""
+"""Hyperparameters and step counts of one launch, which the host reads and computes in each step."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class HostNumbers:
             counts[name] = each, mine, each.read(mine, absent, ahead)
             if name in self._scalars:
                 own[name] = counts[name][-1]
-        apart = own  # what rows of one set must have in common
+        apart = own  # what is equal in all rows of a set
         if self._seeded and "step" in counts:
             apart = {**own, "step": counts["step"][-1]}
         if pattern is None or pattern.absent != absent or not pattern.holds(apart):
