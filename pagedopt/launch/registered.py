@@ -1,6 +1,7 @@
 """``torch.ops.pagedopt.multi_tensor_apply_``: what ``torch.compile`` and ``torch.export`` see of a rule over lists.
 
-It avoids a graph break, and declares which tensors are written.  Eager calls do not pass through it.  It has no derivative, no
+It avoids a graph break, and declares which tensors are written.  Eager calls do not pass through it.  It has no
+derivative, no
 batching rule, and no form that writes nothing: ``torch.func.vmap`` and ``torch.func.functionalize`` refuse it.
 """
 

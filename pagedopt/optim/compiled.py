@@ -18,8 +18,8 @@ from .state.rule_optimizer import occurrences
 def _show_groups(self: Any) -> bool:
     """Let Dynamo see today's groups, and return whether the operator can take their parameters and gradients.
 
-    If Dynamo reads ``param_groups`` of an optimizer, it guards on every hyperparameter, and sets ``capturable`` in groups
-    on a GPU that have no state yet.  So it is given the same list under the name ``_shown_groups``.
+    If Dynamo reads ``param_groups`` of an optimizer, it guards on every hyperparameter, and sets ``capturable`` in
+    groups on a GPU that have no state yet.  So it is given the same list under the name ``_shown_groups``.
     """
     self._shown_groups = self.param_groups
     params = [p for _, _, p in occurrences(self)]
@@ -48,8 +48,8 @@ class Traceable:
 def put_into_graph(optimizer: Any) -> bool:
     """Put a step into the graph that Dynamo traces; return False if the step has to run outside of it (a graph break).
 
-    It runs outside where the operator could not be passed all that it reads and writes: for DTensors and other classes of
-    tensors, sparse gradients, parameters that share memory or come twice, and after :meth:`~PagedOptimizer.attach`.
+    It runs outside where the operator could not be passed all that it reads and writes: for DTensors and other classes
+    of tensors, sparse gradients, parameters that share memory or come twice, and after :meth:`~PagedOptimizer.attach`.
     """
     if optimizer._overlap is not None or not optimizer._show_groups():
         return False

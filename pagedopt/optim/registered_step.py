@@ -92,8 +92,8 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> None:
     """Take a step with the parameters and gradients that are passed.
 
-    A compiler may pass clones; it copies them back itself.  While the step runs, each parameter of the optimizer has the
-    passed tensor's memory as its ``.data`` and the passed gradient as its ``.grad``.
+    A compiler may pass clones; it copies them back itself.  While the step runs, each parameter of the optimizer has
+    the passed tensor's memory as its ``.data`` and the passed gradient as its ``.grad``.
     """
     handed, optimizer = _found(handle)
     with optimizer._lock():
