@@ -55,6 +55,8 @@ def multi_tensor_apply(
         ... def decayed(weights, scalars):
         ...     multi_tensor_apply(decay, [weights], scalars)
         >>> decayed(list(model.parameters()), torch.tensor([0.1], dtype=torch.float64))  # any rate, one graph
+
+    Write ``import pagedopt.launch.registered`` before ``torch.export.load`` of a program that has the operator.
     """
     check_rule(rule)
     if torch.compiler.is_compiling():

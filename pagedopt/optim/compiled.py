@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..system.internals import traced_as_constant
+from ..system.internals import changed_while_traced, traced_as_constant
 from ..tables.shards import is_plain
 from .state.rule_optimizer import occurrences
 
@@ -21,6 +21,8 @@ def _show_groups(self: Any) -> bool:
     If Dynamo reads ``param_groups`` of an optimizer, it guards on every hyperparameter, and sets ``capturable`` in
     groups on a GPU that have no state yet.  So it is given the same list under the name ``_shown_groups``.
     """
+    if any(map(changed_while_traced, (self.param_groups, *self.param_groups))):
+        return False
     self._shown_groups = self.param_groups
     params = [p for _, _, p in occurrences(self)]
     grads = [p.grad for p in params if p.grad is not None]
@@ -49,7 +51,8 @@ def put_into_graph(optimizer: Any) -> bool:
     """Put a step into the graph that Dynamo traces; return False if the step has to run outside of it (a graph break).
 
     It runs outside where the operator could not be passed all that it reads and writes: for DTensors and other classes
-    of tensors, sparse gradients, parameters that share memory or come twice, and after :meth:`~PagedOptimizer.attach`.
+    of tensors, sparse gradients, parameters that share memory or come twice, groups that the traced function itself has
+    changed before, and after :meth:`~PagedOptimizer.attach`.
     """
     if optimizer._overlap is not None or not optimizer._show_groups():
         return False

@@ -108,6 +108,8 @@ def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> 
                 written.append(given)
                 if not _same_memory(given, p):
                     moved.append((p, given, p.data))
+        if moved:
+            _check_apart([own[position] for position in handed.positions])
         before = [p.grad for p in own]
         try:
             for p, given, _ in moved:
@@ -124,6 +126,16 @@ def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> 
             for p, old, new in zip(own, before, wanted, strict=True):
                 if new is not old:
                     p.grad = old
+
+
+def _check_apart(params: Sequence[torch.Tensor]) -> None:
+    """Raise RuntimeError if parameters share memory, of which a compiler has passed clones: these do not share it."""
+    memories = [at for p in params if (at := p.untyped_storage().data_ptr())]
+    if len({*memories}) < len(memories):
+        raise RuntimeError(
+            "parameters share memory now, and did not when the step was compiled; nothing was updated: compile the "
+            "function anew (torch.compiler.reset())"
+        )
 
 
 def _check(p: torch.Tensor, given: torch.Tensor, position: int) -> None:

@@ -44,6 +44,20 @@ def traced_as_constant(function: Call) -> Call:
     return function
 
 
+def changed_while_traced(obj: object) -> bool:
+    """Return whether code that Dynamo is tracing has changed an object; True if torch does not tell.
+
+    Dynamo carries such a change out behind the graph, so an operator in the graph does not see it.
+    """
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        effects: Any = InstructionTranslator.current_tx().output.side_effects
+        return obj in effects and bool(effects.is_modified(effects[obj]))
+    except (ImportError, AttributeError, KeyError, AssertionError):
+        return True
+
+
 def known_to_fakes(mode: Any, tensor: torch.Tensor) -> bool:
     """Return whether a graph that is traced in this ``FakeTensorMode`` reads a tensor; False if torch does not tell."""
     try:

@@ -44,7 +44,7 @@ def arguments(model: nn.Module, optimizer: PagedOptimizer) -> tuple[Ended, Ended
     from pagedopt.optim.registered_step import handle_of
 
     params = [*model.parameters()]
-    optimizer._show_groups()
+    optimizer._shown_groups = optimizer.param_groups  # as Dynamo was shown
     handle = handle_of(optimizer, tuple(range(len(params))))
     return [p.detach() for p in params], [p.grad for p in params if p.grad is not None], handle
 

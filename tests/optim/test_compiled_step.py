@@ -342,3 +342,41 @@ def test_a_compiled_step_without_gradients_does_nothing() -> None:
     torch.compile(lambda: optimizer.step(), backend="aot_eager", fullgraph=True)()
     assert equal(ended(model, optimizer), before)
     assert not optimizer.state
+
+
+@every_backend
+@pytest.mark.parametrize("name", ["lr", "weight_decay"])
+def test_a_group_that_the_function_changes_before_the_step(backend: str, name: str) -> None:
+    """Dynamo changes it behind the graph, so the step is none of the graph."""
+    results = []
+    for how in (backend, None):
+        both = model, optimizer = made(PagedSGD)
+
+        def act(optimizer: PagedOptimizer = optimizer) -> None:
+            optimizer.param_groups[0][name] = 0.3
+            optimizer.step()
+
+        run = act if how is None else torch.compile(act, backend=how)
+        for i in range(3):
+            optimizer.zero_grad()
+            backward(model, i)
+            run()
+        results.append(ended(*both))
+    assert equal(*results)
+
+
+def test_parameters_that_come_to_share_memory_are_refused_where_a_compiler_passes_clones() -> None:
+    params = [nn.Parameter(torch.ones(3, 4)), nn.Parameter(torch.ones(5))]
+    optimizer = PagedSGD(params, lr=0.1)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    run = torch.compile(lambda: optimizer.step(), backend="aot_eager")
+    run()
+    params[1].data = params[0].data.view(-1)[:5]
+    before = params[0].detach().clone()
+    with pytest.raises(RuntimeError, match="share memory now"):
+        run()
+    assert torch.equal(params[0], before)
+    torch._dynamo.reset()
+    run()
+    assert not torch.equal(params[0], before)
