@@ -55,7 +55,7 @@ def derive(rows: Rows) -> Rows:
     found = Rows()
     for row in rows:
         off = rows.number("kernels", epilogue=row["epilogue"], setting=OFF)
-        saved = None if off is None else off - row["kernels"]
+        saved = None if off is None else int(off) - row["kernels"]
         found.append({**row, "saved": saved, "wrong": int(not row["right"])})
     return found
 

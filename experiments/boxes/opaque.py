@@ -26,12 +26,11 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """All kernels: on a CPU Inductor counts its own, and the opaque operator is one more; ours is one launch."""
+    """All kernels: on a CPU Inductor counts its own, and the opaque operator is one more."""
     found = Rows()
     for row in on_one_clock(rows):
         more = int(row["case"] == OPAQUE and row["device"] == "cpu")
-        kernels = 1 if row["case"] == RULES else row["kernels"]
-        found.append({**row, "all": None if kernels is None else kernels + more})
+        found.append({**row, "all": None if row["kernels"] is None else row["kernels"] + more})
     return found
 
 

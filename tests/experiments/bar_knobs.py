@@ -9,6 +9,7 @@ from typing import Any
 
 from ladder_rows import clocks
 
+from experiments.boxes import epilogues, pasted
 from experiments.compiled import coverage
 from experiments.copies import direction, peer
 from experiments.harness import question, rows
@@ -20,9 +21,10 @@ from experiments.harness.time import PERCENTILES
 from experiments.ladder import effort, trucks
 from experiments.launch import puzzlers
 from experiments.lifetime import hazards, owners, tables
+from experiments.operators import told
 from experiments.paging import hidden, spike, state_file, sweep
 from experiments.vertical import roofline, spill, traffic
-from experiments.works import mishaps
+from experiments.works import mishaps, muladd_used
 from experiments.works.contenders import FUSED
 from experiments.works.fusible import RULE, RULES
 
@@ -175,10 +177,25 @@ KNOBS: dict[str, Knob] = {
     "square of square, two rules against one, no more than": longer(case=RULES),
     "roofline.free": longer(kind=SWITCH, case=roofline.FUSED, k=roofline.LENGTHS[4:]),
     "kernels that lose by fusing": shorter(spill.FUSED, kind=SWITCH),
+    "composed rules that are wrong without a word": other("found", pasted.WRONG),
+    "pasted texts that are wrong without a word": other("found", pasted.RIGHT),
+    "opaque.all": count("kernels"),
+    "compiled, opaque: kernels": other("kernels", 0),
+    "epilogues that are wrong with the default setting": other("right", False),
+    "epilogues that the setting fuses": other("kernels", 2),
+    "compiled steps with other bits than eager ones": other("same", False),
+    "compiled_step.copies": count("copies"),
+    "compiled_step.graphs": count("graphs"),
+    "told.missing": other(muladd_used.CALLED, told.WRONG),
+    "told.graphs": other("graphs", 1),
+    "lies that somebody catches": other("opcheck", ""),
+    "lies that opcheck catches": other("opcheck", ""),
 }  # fmt: skip
 
-#: Of what no file of results that is kept has: two GPUs.
+#: Of what no file of results that is kept has: two GPUs, and a torch whose compiler fuses epilogues.
 MADE = {
+    "epilogues": Rows({"epilogue": "relu", "setting": setting, "kernels": kernels, "right": True}
+                      for setting, kernels in ((epilogues.OFF, 2), (epilogues.ON, 1))),
     "peer": Rows({"what": "copy", "case": name, "bytes": 1 << 28, **clocks(9.0, 9.0)}
                  for name in (peer.API, peer.PULL, peer.PUSH)),
 }  # fmt: skip

@@ -209,7 +209,8 @@ def test_an_opaque_operator_is_a_kernel_more_than_inductor_counts_on_a_cpu() -> 
     row = {"case": opaque.OPAQUE, "device": "cpu", "kernels": 2, "wall": series([1.0], "wall"), "gpu": None}
     on_a_gpu = {**row, "device": "cuda", "kernels": 3}
     assert [each["all"] for each in opaque.derive(Rows([row, on_a_gpu]))] == [3, 3]
-    assert opaque.derive(Rows([{**row, "case": opaque.RULES, "kernels": None}]))[0]["all"] == 1
+    rules = [{**row, "case": opaque.RULES, "kernels": kernels} for kernels in (None, 2)]
+    assert [each["all"] for each in opaque.derive(Rows(rules))] == [None, 2]
 
 
 def test_kernels_that_the_setting_saves() -> None:
