@@ -62,7 +62,7 @@ def main() -> int:
     begin = len(results.asked)
     rows = budgets(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    cards = f"{gpu(results)}, 8-bit state: {gpu(results, 'in_8_bits')}"
+    cards = f"{gpu(results)}, our 8-bit state: {gpu(results, 'in_8_bits')}"
     drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
