@@ -10,8 +10,7 @@ import torch
 
 from ..system.cuda import virtual
 from ..system.warn import outside
-from .locks import OptimizerLock, Settles, locked
-from .state.rule_optimizer import RuleOptimizer
+from .locks import LockedOptimizer, locked
 from .step.captured import CapturedStep, alive, capture
 
 _MESSAGE = (
@@ -21,11 +20,9 @@ _MESSAGE = (
 )
 
 
-class CapturingOptimizer(RuleOptimizer):
+class CapturingOptimizer(LockedOptimizer):
     """What an optimizer offers beside ``torch.cuda.graph``."""
 
-    _lock: OptimizerLock
-    _overlap: Settles | None = None
     _captures: list[weakref.ref[CapturedStep]]
     _warned_capturable_if_run_uncaptured = False
 

@@ -6,7 +6,10 @@ import functools
 import os
 import threading
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
+
+from .overlap.overlap import Overlap
+from .state.rule_optimizer import RuleOptimizer
 
 
 class OptimizerLock:
@@ -28,23 +31,14 @@ class OptimizerLock:
         return self._rlock
 
 
-class Settles(Protocol):
-    """What knows of a queued step."""
-
-    def wait(self) -> None:
-        """Wait for it."""
-
-
-class HasLock(Protocol):
-    """An object whose methods are decorated with :func:`locked`."""
+class LockedOptimizer(RuleOptimizer):
+    """An optimizer whose methods are decorated with :func:`locked`."""
 
     _lock: OptimizerLock
-
-    @property
-    def _overlap(self) -> Settles | None: ...
+    _overlap: Overlap | None = None
 
 
-Own = TypeVar("Own", bound=HasLock)
+Own = TypeVar("Own", bound=LockedOptimizer)
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
@@ -75,4 +69,4 @@ def _after_fork() -> None:
 
 os.register_at_fork(after_in_child=_after_fork)
 
-__all__ = ["HasLock", "OptimizerLock", "locked"]
+__all__ = ["LockedOptimizer", "OptimizerLock", "locked"]

@@ -19,8 +19,6 @@ from .step.launches import Launches, PreparedStep
 class OverlappingOptimizer(CapturingOptimizer):
     """What an optimizer offers to those whose forward should hide its step."""
 
-    _overlap: Overlap | None = None
-
     @locked
     def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
         """Let steps from now on pass under the next forward of ``model``, bit for bit what they are without.
