@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..paging import policy
+from ..paging.budget import Budget
 from ..paging.pages import STRETCH, Layout
 from ..paging.visits import Mover
 from ..system.cuda import driver
@@ -187,6 +189,15 @@ class Arena:
     def on_host(self) -> npt.NDArray[np.uint8]:
         """The whole range as an array, for parameters on a CPU.  Every tensor made from it keeps the range alive."""
         return self.tensor.numpy()
+
+
+def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list[int]:
+    """Return how many pages of each arena of one device are resident under a budget that ``Limits.of`` returned.
+
+    Making arenas, moving pages and estimating all ask here; ``arenas`` are in the order in which they were made.
+    """
+    paged = iter(policy.place([layout.page_bytes() for kind, layout in arenas if kind.paged], budget))
+    return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
 
 def total(reports: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -13,10 +13,9 @@ from ..system.cuda import driver
 from ..system.state_lost import StateLost as StateLost
 from ..system.warn import warn_once
 from . import slabs
-from .arena import Arena
+from .arena import Arena, divide
 from .arena import total as total
 from .file import FileArena
-from .limits import divide
 from .managed import DriverManagedArena, ManagedArena
 from .mapped import MappedArena
 from .plain import DeviceArena, HostArena, PinnedArena

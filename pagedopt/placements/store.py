@@ -18,12 +18,12 @@ from ..system.files import host
 from ..system.warn import outside
 from ..tables.shards import like_shard, local
 from . import choose
+from .arena import divide
 from .choose import Arena, HostAccess, Placement
-from .limits import by_device, divide, warn_of_no_page
+from .limits import Affords, Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import Ring, ring_for, slot_bytes
 from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
-from .time_budgets import Affords, limits_of, way_of
 from .versions import Versions
 from .wanted import Wanted
 
@@ -61,7 +61,7 @@ class Store:
     Args:
         placement, host_access: as :class:`~pagedopt.PagedOptimizer` takes them.
         budget: for each device of parameters.
-        affords: converts a budget that is a time into bytes.
+        affords: converts a budget that is a time into bytes; None: there are no rates.
 
     Raises:
         ValueError, TypeError: the options do not go together.
@@ -75,8 +75,8 @@ class Store:
         affords: Affords | None = None,
     ) -> None:
         choose.check_placement(placement, budget, host_access)
-        self.placement, self.host_access, self._affords = placement, host_access, affords
-        self.limits = limits_of(budget, affords, placement, host_access)
+        self.placement, self.host_access = placement, host_access
+        self.limits = Limits(budget, placement, host_access, affords or Affords())
         #: Replaced, never changed in place: code that holds the list relies on its indices.
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
@@ -178,9 +178,7 @@ class Store:
             ValueError: no kernel runs there, no placement serves it, or rates for a budget that is a time are missing.
         """
         choose.check_device(device, self.placement)
-        choose.candidates(self.placement, device, self.budget)
-        if self._affords is not None and self.budget.seconds is not None:
-            self._affords.check(self.budget, device, *way_of(device, self.placement, self.budget, self.host_access))
+        self.limits.check(device)
 
     def on(self, device: torch.device) -> list[Arena]:
         """Return the arenas of a device."""
@@ -242,20 +240,18 @@ class Store:
                 where each page is.
         """
         self.check_budget(budget, [arena.tensor for arena in self.arenas])
-        self.limits = limits_of(budget, self._affords, self.placement, self.host_access)
+        self.limits = self.limits.under(budget)
         self._warned = False
         self.apply_budget()
 
     def check_budget(self, budget: Budget, state: Sequence[torch.Tensor]) -> None:
         """Raise ValueError, before anything moves, if ``state``, all that there is, cannot be moved to fit a budget."""
         choose.check_placement(self.placement, budget, self.host_access)
-        if self._affords is not None and budget.seconds is not None:
-            self._affords.load(budget)
+        limits = self.limits.under(budget)
         self.check_owner()
         if budget.everything or not state:
             return
         if self.moves(state):
-            limits = limits_of(budget, self._affords, self.placement, self.host_access)
             for device in {t.device for t in state} if budget.seconds is not None else ():
                 limits.of(device, self.on(device))  # measures, and may refuse
             return
@@ -284,7 +280,7 @@ class Store:
     @contextlib.contextmanager
     def all_away(self) -> Iterator[None]:
         """A context with a budget of zero: new state gets pages that are away; state in no arena is not at home."""
-        limits, self.limits = self.limits, limits_of(NOTHING, None, None, None)
+        limits, self.limits = self.limits, self.limits.under(NOTHING)
         try:
             yield
         finally:

@@ -6,6 +6,7 @@ import torch
 
 from ..paging.budget import Budget
 from ..placements.choose import Arena
+from ..placements.limits import Affords
 from ..system.log import log
 from . import rates as measuring
 from .rates import Rates
@@ -14,7 +15,7 @@ from .rates import Rates
 SECTIONS = 3
 
 
-class Affordable:
+class Affordable(Affords):
     """How many bytes of state may be away if a step may take some time longer.
 
     Rates come from the file that the budget names, else from ``rates``, else from measuring this machine at the first

@@ -20,8 +20,8 @@ from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import SLOTS
+from ..placements.arena import divide
 from ..placements.choose import ARENAS, Arena, HostAccess, Placement, check_placement, kind_of, total
-from ..placements.limits import divide
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.storage import Column
