@@ -176,26 +176,21 @@ class StepCounts(ScalarState):
 class UnsavedStepCounts(ScalarState):
     """Step counts of an optimizer whose state has none.  ``behind``: the steps that each parameter has taken."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("behind",)
 
     def __init__(self, behind: Sequence[float]) -> None:
         super().__init__((), set())
-        self._values: Values = np.array(behind, np.float64)
-
-    @property
-    def behind(self) -> Values:
-        """The steps that each parameter has taken."""
-        return self._values
+        self.behind: Values = np.array(behind, np.float64)
 
     def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """Return each parameter's step count after this step."""
-        return self._values + 1
+        return self.behind + 1
 
     def write(self, tensors: NumberTensors, coming: Values | float, absent: Sequence[int]) -> None:
         """Store the new counts, except for absent parameters."""
-        absent_values = self._values[list(absent)]
-        self._values = np.broadcast_to(coming, len(self._values)).copy()
-        self._values[list(absent)] = absent_values
+        absent_values = self.behind[list(absent)]
+        self.behind = np.broadcast_to(coming, len(self.behind)).copy()
+        self.behind[list(absent)] = absent_values
 
 
 def _window(addresses: list[int], dtype: torch.dtype) -> tuple[npt.NDArray[np.floating], Rows]:
