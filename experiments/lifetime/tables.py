@@ -21,7 +21,7 @@ from experiments.works.held_lists import BARE, OURS, User, addresses, kernel, la
 from experiments.works.mishaps import HOLD_US
 from pagedopt import Sweep
 from pagedopt.system.cuda import driver
-from pagedopt.transports.ring import RING
+from pagedopt.transports.ring import RING_SIZE
 
 NEEDS_GPU = True
 MEASURES = ("launch", "transports")
@@ -78,7 +78,7 @@ def let_go(pinned: bool, mine: User, other: User) -> tuple[Call, Call]:
 def ours(transport: Any, act: str, mine: User, other: User) -> tuple[Call, Call]:
     """A sweep, which then takes the other list, or is dropped for another sweep; both have run in the end."""
     held = [Sweep(minus, lists(mine), transport=transport)]
-    for _ in range(RING):
+    for _ in range(RING_SIZE):
         held[0].table.host.rows_changed()
         held[0].run({})
 

@@ -14,7 +14,7 @@ from .cuda_check import check_cuda
 from .text import check_text
 
 #: The most elements of a block, and bytes of an entry: chunks of work, and parameters in pages, start at multiples.
-MOST = 1024
+MAX_BLOCK = 1024
 ENTRY = 8
 #: Names that the statements for Numba may use, which columns cannot have.
 TAKEN = frozenset({"x", "live", "row", "index", "seed", "input", "np", "S", "elements", "float_of", "bits_of"})
@@ -80,8 +80,8 @@ class Format:
 
     def __post_init__(self) -> None:
         what = f"format {self.name!r}"
-        if not 1 <= self.block <= MOST or self.block & (self.block - 1):
-            raise ValueError(f"{what}: block is {self.block}; it must be a power of two up to {MOST}")
+        if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
+            raise ValueError(f"{what}: block is {self.block}; it must be a power of two up to {MAX_BLOCK}")
         if not self.columns:
             raise ValueError(f"{what} has no columns; it needs at least one")
         names = [column.name for column in self.columns]

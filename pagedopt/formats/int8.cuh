@@ -59,7 +59,7 @@ __device__ __forceinline__ unsigned opaque(unsigned x) {
 #endif
 
 constexpr int BLOCK_NUMEL = 256, EACH = 8;  // elements of a block, which a warp has, and how many of them a thread has
-constexpr float LEAST = 5.0487098e-29f;     // 2^-94, the least magnitude of a block that is not all zero
+constexpr float MIN_ABS = 5.0487098e-29f;   // 2^-94, the least magnitude of a block that is not all zero
 constexpr float ROUND = 12582912.0f;        // 1.5 * 2^23: adding it leaves a rounded integer in the lowest bits
 constexpr unsigned INFINITE = 0x7f800000u;
 
@@ -126,7 +126,7 @@ template <class S> __device__ __forceinline__ float absmax_of(const S* x, bool& 
         most = warp_max(most);
     }
     const float absmax = __uint_as_float(most);
-    return most && absmax < LEAST ? LEAST : absmax;
+    return most && absmax < MIN_ABS ? MIN_ABS : absmax;
 }
 
 // To the nearest code; or at random, by bits of the step, or of the block's elements where no steps are counted.

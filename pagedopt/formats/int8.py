@@ -25,7 +25,7 @@ SLOW = 0.99
 #: The largest decay of a first moment; notes/int8.md has the errors beyond.
 MOST_DECAY = 0.99
 #: The least magnitude of a block that is not all zero.
-LEAST = 2.0**-94
+MIN_ABS = 2.0**-94
 CUBE, FOURTH = 127.0**3, 255.0**4
 
 
@@ -145,7 +145,7 @@ def _blocks(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if not len(blocks):
         return blocks, magnitudes[:, :1]
     absmax = magnitudes.amax(1, keepdim=True)
-    return blocks, torch.where((blocks != 0).any(1, keepdim=True), absmax.clamp(min=LEAST), 0)
+    return blocks, torch.where((blocks != 0).any(1, keepdim=True), absmax.clamp(min=MIN_ABS), 0)
 
 
 def _scale(whole: float, absmax: torch.Tensor) -> torch.Tensor:

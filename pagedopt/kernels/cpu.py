@@ -21,7 +21,7 @@ from .kernel_rule import KernelRule
 #: Spans of chunks per thread of our own: small enough that one slow thread does not delay the others.
 SHARES = 8
 #: Elements that justify one more thread of our own.
-LEAST = 1 << 17
+MIN_ELEMENTS = 1 << 17
 
 
 class Way(NamedTuple):
@@ -131,7 +131,7 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
 def _way(walk: _Walk, table: HostTable, span: Span | None) -> Way:
     """Choose this thread, a team (a thread always gets the same span, which its cache may hold), or our own threads."""
     first, last = span or (0, len(table.chunk_words))
-    per_thread, least = (SHARES, LEAST // SHARES) if walk.member is None else (1, team.LEAST)
+    per_thread, least = (SHARES, MIN_ELEMENTS // SHARES) if walk.member is None else (1, team.MIN_ELEMENTS)
     arguments = arguments_of(table)
     alone = Way(functools.partial(walk.kernel, *arguments, first, last))
     if walk.threads == 1 or last - first <= 1:

@@ -21,7 +21,7 @@ from ..system.numba.compile_text import keep
 from ..tables.layout import Span
 
 #: Elements that justify waking one more thread.
-LEAST = 1 << 14
+MIN_ELEMENTS = 1 << 14
 
 #: The second function of a generated module: the entry for teams.  :class:`Call` writes the words that it reads.
 MEMBER = '''

@@ -20,7 +20,7 @@ from ..tables.layout import WORD, HostTable, Span, table_type
 from ..transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
 
 #: Copies under way before the host waits for the oldest.
-RING = 4
+STAGING_BUFFERS = 4
 #: The lowest bit of an address that the prologue reads a float32 at; without it, a float64.
 SINGLE = 1
 
@@ -164,7 +164,7 @@ class StagedCopies:
 
     def queue(self, words: npt.NDArray[np.uint64], target: int, stream: int) -> None:
         """Queue a copy of ``words`` to the device address ``target``."""
-        following = (self._at + 1) % RING
+        following = (self._at + 1) % STAGING_BUFFERS
         if following == len(self._slots):
             memory = driver.allocate_pinned(self._nbytes, self._device)
             self._slots.append((memory.host.view(np.uint64), driver.Event(self._device)))

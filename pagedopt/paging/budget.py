@@ -14,7 +14,7 @@ from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_
 Given = int | float | str | None
 
 #: The fewest bytes that a page of any placement has.
-LEAST_PAGE = 4096
+MIN_PAGE = 4096
 
 _ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
 
@@ -79,7 +79,7 @@ class Budget:
     def check_unit(self) -> None:
         """Raise ValueError if its bytes are fewer than any page has, as where a unit was forgotten."""
         nbytes = self.nbytes or 0
-        if not 0 < nbytes < LEAST_PAGE:
+        if not 0 < nbytes < MIN_PAGE:
             return
         share = f"'{nbytes}%'" if nbytes > 1 else "1.0 (all)"
         meant = f"{share} or '{nbytes}GiB'" if nbytes <= 100 else f"'{nbytes}MiB'"

@@ -17,7 +17,7 @@ from .pages import Indices
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, and one is spare.
 SLOTS = 4
 #: Share of device memory that ``device_budget="auto"`` leaves free, and the least bytes it leaves.
-AUTO_SHARE, AUTO_LEAST = 0.05, 256 << 20
+AUTO_SHARE, AUTO_MIN = 0.05, 256 << 20
 #: ``"auto"`` measures again after these steps, then after every 64.
 AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -69,7 +69,7 @@ def schedule(pages: Sequence[tuple[int, int]], slots: int = SLOTS) -> list[Move]
 
 def reserve(total: int) -> int:
     """Return the bytes that ``"auto"`` leaves free on a device with ``total`` bytes."""
-    return max(AUTO_LEAST, int(total * AUTO_SHARE))
+    return max(AUTO_MIN, int(total * AUTO_SHARE))
 
 
 def spare_bytes(limit: int, ours: int, free: int, cached: int, growth: int) -> int:

@@ -16,7 +16,7 @@ from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
 
 #: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.
-LEAST = 1024
+COPY_MULTIPLE = 1024
 
 
 class Staged(Protocol):
@@ -91,7 +91,7 @@ def ring_for(device: torch.device, slot_bytes: int) -> Ring:
 
 def _visiting_numel(layout: Layout) -> int:
     """Return how many elements of a section are copied with a page; an arena's only page may be far from full."""
-    least = max(layout.block, LEAST)
+    least = max(layout.block, COPY_MULTIPLE)
     return min(layout.page_numel, -(-layout.numel // least) * least) if layout.pages == 1 else layout.page_numel
 
 

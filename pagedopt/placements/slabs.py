@@ -36,7 +36,7 @@ OWN = 2 << 20
 #: Parts begin at multiples of this many bytes: a cache line.
 _LINE = 64
 #: Smallest slab in bytes, and largest in granules: each new slab is larger by one granule than the one before.
-_LEAST, _MOST = 64 << 10, 8
+_MIN_BYTES, _MAX_GRANULES = 64 << 10, 8
 
 
 class Slab:
@@ -195,8 +195,8 @@ class _Pool:
             for slab in (there := list(slabs)):
                 if (memory := slab.take(nbytes, near)) is not None:
                     return slab, memory
-            unit = max(kind.granule, _LEAST)
-            slab = Slab(kind, device, -(-max(nbytes, unit * min(_MOST, 1 + len(there))) // unit) * unit, near)
+            unit = max(kind.granule, _MIN_BYTES)
+            slab = Slab(kind, device, -(-max(nbytes, unit * min(_MAX_GRANULES, 1 + len(there))) // unit) * unit, near)
             slabs.add(slab)
             memory = slab.take(nbytes, near)
             assert memory is not None, "a slab that is too small for what it was made for"

@@ -36,7 +36,7 @@ HOST_SHARE = 1 / 16
 #: Bytes written to a file between two calls of fdatasync.
 FILE_BLOCK = 32 << 20
 #: Samples taken even if the time is over.
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 
 Folder = str | os.PathLike[str]
 
@@ -296,7 +296,7 @@ def _median(sample: Callable[[], float], seconds: float) -> float:
     sample()
     taken: list[float] = []
     begin = time.perf_counter()
-    while len(taken) < LEAST_SAMPLES or time.perf_counter() - begin < seconds:
+    while len(taken) < MIN_SAMPLES or time.perf_counter() - begin < seconds:
         taken.append(sample())
     return statistics.median(taken)
 

@@ -13,7 +13,7 @@ from .ring import RingTransport, TableBuffer
 from .transport import Lent, Transport
 
 #: Bytes of the largest table that is small, of the smallest buffer, and of an allocation that is cut into buffers.
-SMALL, LEAST, CHUNK = 4096, 256, 64 << 10
+SMALL, MIN_BUFFER, ALLOCATION = 4096, 256, 64 << 10
 #: Lent buffers of one size before the oldest are checked for reuse.
 AGAIN = 16
 
@@ -86,7 +86,7 @@ class _BufferPool:
 
         It prefers recently lent ones: they are in the processor's caches, and may still hold this very table.
         """
-        size = max(LEAST, 1 << (nbytes - 1).bit_length())
+        size = max(MIN_BUFFER, 1 << (nbytes - 1).bit_length())
         free, lent = self._sizes.get(size) or self._sizes.setdefault(size, ([], deque()))
         if len(lent) >= AGAIN:
             self._free(free, lent)
@@ -111,9 +111,9 @@ class _BufferPool:
         lent.extendleft(reversed(some))
 
     def _more(self, size: int, free: list[_PooledBuffer], lent: deque[_PooledBuffer]) -> _PooledBuffer:
-        whole = self._way.allocate(CHUNK)
+        whole = self._way.allocate(ALLOCATION)
         made = []
-        for begin in range(0, CHUNK, size):
+        for begin in range(0, ALLOCATION, size):
             words = whole.words[begin // WORD : (begin + size) // WORD]
             buffer = _PooledBuffer(words, whole.address + begin, self._way.device, keep_alive=whole)
             buffer.lent = lent

@@ -12,7 +12,7 @@ from ..tables.layout import WORD, HostTable, Span, Words, table_type
 from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 
 #: Tables in flight before the host waits for the oldest: a host waits only if it is this many steps ahead.
-RING = 4
+RING_SIZE = 4
 
 
 class TableBuffer(Lent):
@@ -87,7 +87,7 @@ class RingTransport(Transport):
 
     in_memory = True
 
-    def __init__(self, device: int, ring: int = RING) -> None:
+    def __init__(self, device: int, ring: int = RING_SIZE) -> None:
         super().__init__(device)
         self._size = ring
         self._buffers: list[TableBuffer] = []

@@ -15,7 +15,7 @@ import torch
 from gpu_support import NEEDED, settled
 from resume import STEPS, Case
 
-from pagedopt.optim.loading.load import CHUNK
+from pagedopt.optim.loading.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
 from pagedopt.system.cuda import driver
 
@@ -141,7 +141,7 @@ def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str,
     resume.train(params, opt, 2, 1)
     before, taken = opt.memory_report(), used()
     addresses = [t.data_ptr() for p in params for k, t in opt.state[p].items() if k != "step"]
-    assert peak_of(lambda: opt.load_state_dict(saved)) <= CHUNK
+    assert peak_of(lambda: opt.load_state_dict(saved)) <= STAGING_BYTES
     assert used() - taken <= 2 * MIB
     assert [t.data_ptr() for p in params for k, t in opt.state[p].items() if k != "step"] == addresses
     after = opt.memory_report()
@@ -179,7 +179,7 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
         peaks[load].append(torch.cuda.max_memory_allocated() - allocated)
         ends[load].append(used())
         del opt
-    assert max(peaks[True]) <= min(peaks[False]) + CHUNK, peaks
+    assert max(peaks[True]) <= min(peaks[False]) + STAGING_BYTES, peaks
     if name != "device":  # tensors of torch's own may lie otherwise among gradients, in other segments of its allocator
         assert min(ends[True]) <= max(ends[False]) + 2 * MIB, ends
 

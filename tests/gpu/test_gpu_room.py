@@ -94,7 +94,7 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
     total = torch.cuda.mem_get_info()[1]
 
     def cap(left: int) -> None:
-        held = torch.cuda.memory_reserved() + policy.AUTO_LEAST
+        held = torch.cuda.memory_reserved() + policy.AUTO_MIN
         torch.cuda.set_per_process_memory_fraction((held + left) / total)
 
     opt = PagedAdamW(params, device_budget="auto", **ADAMW)

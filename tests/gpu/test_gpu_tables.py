@@ -24,7 +24,7 @@ from pagedopt.tables.layout import batches
 from pagedopt.transports import choose
 from pagedopt.transports.by_value import StructTransport
 from pagedopt.transports.choose import TRANSPORTS
-from pagedopt.transports.ring import RING, ManagedTransport
+from pagedopt.transports.ring import RING_SIZE, ManagedTransport
 
 pytestmark = launching()
 
@@ -49,7 +49,7 @@ def need_concurrent_access() -> None:
 
 def warmed(sweep: Sweep, scalars: dict[str, float]) -> Sweep:
     """Compiled, loaded, and every place of the ring allocated, so that what follows only launches."""
-    for _ in range(RING):
+    for _ in range(RING_SIZE):
         sweep.table.host.rows_changed()
         sweep.run(scalars)
     torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def test_a_table_in_flight_is_never_rewritten(name: str) -> None:
     values, others = ([torch.ones(n, device="cuda") for n in (100, 5000)] for _ in range(2))
     sweep = warmed(Sweep(MUL, [values], transport=way), {"scalar": 1.0})
     want = {id(values): 1.0, id(others): 1.0}
-    for step in range(3 * RING):
+    for step in range(3 * RING_SIZE):
         lists = (values, others)[step % 2]
         scalar = (2.0, 0.5, 4.0, 3.0, 0.25)[step % 5]
         torch.cuda._sleep(DELAY // 4)
@@ -133,11 +133,11 @@ def test_the_host_runs_ahead_of_a_busy_device(name: str) -> None:
     torch.cuda._sleep(DELAY)
     first = torch.cuda.Event()
     first.record()
-    for step in range(RING - 1):
+    for step in range(RING_SIZE - 1):
         sweep.run({"scalar": 2.0 + step})
     assert not first.query(), "the host has waited for the device"
     torch.cuda.synchronize()
-    assert (x == math.prod(2.0 + step for step in range(RING - 1))).all()
+    assert (x == math.prod(2.0 + step for step in range(RING_SIZE - 1))).all()
 
 
 @pytest.mark.parametrize("name", sorted(TRANSPORTS))
@@ -146,7 +146,7 @@ def test_a_step_never_synchronizes(name: str) -> None:
     sweep = warmed(Sweep(ADAMW, lists, transport=name), scalars_for(ADAMW))
     moved = [t.clone() for t in lists[1]]
     with no_synchronizing():
-        for step in range(2 * RING):
+        for step in range(2 * RING_SIZE):
             sweep.refresh([lists[0], moved if step % 2 else lists[1], None, None])
             sweep.run(scalars_for(ADAMW, step + 1))
 
@@ -192,7 +192,7 @@ def test_a_graph_replays_what_was_captured(name: str) -> None:
         captured.replay(replayed)
         by_hand.run(scalars_for(ADAMW))
         others = on("cuda", lists_for(ADAMW, (9,) * (3 + turn), FLOATS, seed=turn))
-        for step in range(RING + 1):  # other tables over the same transport, so many that every place is used again
+        for step in range(RING_SIZE + 1):  # other tables on the same transport, so many that every buffer is reused
             Sweep(ADAMW, others, transport=way).run(scalars_for(ADAMW, step + 1))
     torch.cuda.synchronize()
     assert same_bits(eager, replayed)
@@ -204,7 +204,7 @@ def test_a_graph_is_not_touched_by_later_steps_of_its_own_sweep() -> None:
     sweep = Sweep(MUL, [[x]])
     captured = sweep.capture({"scalar": 2.0})
     want = 1.0
-    for step in range(2 * RING):
+    for step in range(2 * RING_SIZE):
         scalar = (3.0, 0.5)[step % 2]
         sweep.run({"scalar": scalar})
         captured.replay()
@@ -344,10 +344,10 @@ def test_a_kernel_of_ones_own_reads_the_addresses(name: str) -> None:
     assert all(torch.equal(t, 2 * s) for s, t in zip(sources, targets, strict=True))
     fresh = [torch.zeros_like(t) for t in targets]
     torch.cuda._sleep(DELAY)
-    for step, lists in enumerate(itertools.islice(itertools.cycle((targets, fresh)), 2 * RING)):
+    for step, lists in enumerate(itertools.islice(itertools.cycle((targets, fresh)), 2 * RING_SIZE)):
         table.refresh([None, lists])
         run(3.0 + step)
     torch.cuda.synchronize()
-    last = {id(targets): 3.0 + 2 * RING - 2, id(fresh): 3.0 + 2 * RING - 1}
+    last = {id(targets): 3.0 + 2 * RING_SIZE - 2, id(fresh): 3.0 + 2 * RING_SIZE - 1}
     for lists in (targets, fresh):
         assert all(torch.equal(t, last[id(lists)] * s) for s, t in zip(sources, lists, strict=True))

@@ -73,7 +73,7 @@ def walk(kernel: Any, seen: Seen, count: int, span: tuple[int, int] | None = Non
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_thread_has_one_stretch_and_the_same_in_every_step(kernel: Any, count: int) -> None:
-    chunks = 4 * team.LEAST // CHUNK
+    chunks = 4 * team.MIN_ELEMENTS // CHUNK
     seen = walk(kernel, Seen(chunks), count)
     first = seen.threads
     walk(kernel, seen, count)
@@ -84,7 +84,7 @@ def test_every_thread_has_one_stretch_and_the_same_in_every_step(kernel: Any, co
 
 def test_as_many_threads_work_as_the_work_is_worth(kernel: Any) -> None:
     for worth in (1, 2, 3):
-        chunks = worth * team.LEAST // CHUNK
+        chunks = worth * team.MIN_ELEMENTS // CHUNK
         assert len(set(walk(kernel, Seen(chunks), 4).threads)) == worth
     assert walk(kernel, Seen(chunks), 4, (2, 40)).times == [2 <= i < 40 for i in range(chunks)]
 
@@ -107,7 +107,7 @@ def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> No
 
 
 def test_what_fails_on_a_thread_is_raised_on_ours(kernel: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    seen = Seen(4 * team.LEAST // CHUNK)
+    seen = Seen(4 * team.MIN_ELEMENTS // CHUNK)
     walk(kernel, seen, 4)
     last = len(seen.times) - 1
     seen.fail(last)

@@ -14,7 +14,7 @@ import pytest
 from played_tables import Tables, change
 
 from pagedopt.kernels import cuda as kernels
-from pagedopt.launch.device_step import RING, DeviceStep
+from pagedopt.launch.device_step import STAGING_BUFFERS, DeviceStep
 from pagedopt.rules import RULES
 from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import Geometry, HostTable
@@ -132,12 +132,12 @@ def test_counters_begin_where_they_are_told_to(world: World) -> None:
 
 
 def test_each_step_reads_what_was_told_before_it(world: World) -> None:
-    for value in range(2, 3 * RING):
+    for value in range(2, 3 * STAGING_BUFFERS):
         world.tell(value)
         change(world.table, value, "rows")
         world.launch()
     world.cuda.drain(STREAM)
-    assert world.runs == 3 * RING - 2
+    assert world.runs == 3 * STAGING_BUFFERS - 2
     assert world.cuda.count("wait"), "more copies than buffers, and none was waited for"
 
 

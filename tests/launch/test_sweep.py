@@ -8,7 +8,7 @@ from played_tables import Tables
 
 from pagedopt.paging.visits import Launch
 from pagedopt.transports.choose import TRANSPORTS
-from pagedopt.transports.ring import RING
+from pagedopt.transports.ring import RING_SIZE
 
 #: Tensors whose table goes by value, and so many that it does not.
 FEW, MANY = (700, 1, 3, 2000), (700, 1, 3, 2000) * 60
@@ -85,8 +85,8 @@ def test_a_table_is_guarded_though_a_later_launch_of_the_step_failed(
 ) -> None:
     """What was launched before the failure still reads it."""
     device = Device(monkeypatch, cuda, name, MANY)
-    for number in range(1, 2 * RING):
+    for number in range(1, 2 * RING_SIZE):
         with pytest.raises(ValueError, match="ends with pages in their slots"):
             device.step(number, device.steps()[:4])
     device.cuda.drain(STREAM)
-    assert device.cuda.count("wait") == 2 * RING - 1 - RING
+    assert device.cuda.count("wait") == 2 * RING_SIZE - 1 - RING_SIZE

@@ -314,7 +314,7 @@ def stopped_load(opt: PagedAdamW, saved: dict[str, Any], after: int, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(load, "_copy", copy_some)
-        patch.setattr(load, "CHUNK", 4096)
+        patch.setattr(load, "STAGING_BYTES", 4096)
         with contextlib.suppress(Full):
             opt.load_state_dict(copy.deepcopy(saved))
     return copied

@@ -32,7 +32,7 @@ SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
     layout: torch.memory_format, source: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "CHUNK", chunk)
+    monkeypatch.setattr(load, "STAGING_BYTES", chunk)
     shapes = [(4, 3, 2, 5), (3, 1, 40, 1), (0, 2, 2, 2)]
     params = [torch.nn.Parameter(torch.randn(s).to(memory_format=layout)) for s in shapes]
     params += [torch.nn.Parameter(torch.randn(s)) for s in ((), (1,), (200,), (2, 100))]
@@ -71,7 +71,7 @@ def test_state_is_rounded_to_a_parameter_s_16_bits_as_torch_has_it_unless_a_form
 
 def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = 256 << 10
-    monkeypatch.setattr(load, "CHUNK", chunk)
+    monkeypatch.setattr(load, "STAGING_BYTES", chunk)
     params = [torch.nn.Parameter(torch.zeros(n)) for n in (300_000, 7, 200_000)]
     values = {name: [torch.randn_like(p).detach() for p in params] for name in ("exp_avg", "exp_avg_sq")}
     state = {i: {"step": 1, **{name: v[i] for name, v in values.items()}} for i in range(3)}

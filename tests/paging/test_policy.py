@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.paging.pages import GRANULE, lay_out
-from pagedopt.paging.policy import AUTO_LEAST, SLOTS, auto_is_due, place, reserve, schedule, spare_bytes, worth_moving
+from pagedopt.paging.policy import AUTO_MIN, SLOTS, auto_is_due, place, reserve, schedule, spare_bytes, worth_moving
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -106,7 +106,7 @@ def test_the_ring_has_a_slot_for_each_way_and_one_of_slack() -> None:
 
 def test_a_twentieth_stays_free_and_never_less_than_a_quarter_gibibyte() -> None:
     assert reserve(140 * GIB) == 7 * GIB
-    assert reserve(GIB) == AUTO_LEAST == 256 * MIB
+    assert reserve(GIB) == AUTO_MIN == 256 * MIB
     assert reserve(5 * GIB) == 256 * MIB
     assert reserve(6 * GIB) > 256 * MIB
 

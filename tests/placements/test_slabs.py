@@ -20,7 +20,7 @@ from pagedopt.paging.pages import lay_out
 from pagedopt.placements import Arena, FileArena, StateLost, slabs
 
 SIZE = 500
-UNIT = slabs._LEAST  # bytes of the first slab of small granules
+UNIT = slabs._MIN_BYTES  # bytes of the first slab of small granules
 IS_CROWDED = slabs._Pool.is_crowded
 
 

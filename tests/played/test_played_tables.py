@@ -14,7 +14,7 @@ from played_runs import Ends, Order, Run, play, some_orders
 from pagedopt import DeviceTable, PagedAdamW
 from pagedopt.placements import slabs
 from pagedopt.system import internals
-from pagedopt.transports.ring import RING
+from pagedopt.transports.ring import RING_SIZE
 
 
 def scale(run: Run, rows: int, count: int) -> None:
@@ -45,7 +45,7 @@ def test_a_kernel_reads_the_rows_of_its_own_launch(
         tensors, streams = [run.numbers(n) for n in (3, 700)], [None, run.stream()]
         kept = [tensors]  # torch would give them back in the order of one stream
         table = DeviceTable([tensors], writes=[0], transport=transport)
-        for number in range(2 * RING + 2):
+        for number in range(2 * RING_SIZE + 2):
             run.wait(streams[number % 2], streams[(number + 1) % 2])
             with run.on(streams[number % 2]):
                 if number % 3:

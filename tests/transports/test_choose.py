@@ -11,7 +11,7 @@ from played_tables import REFUSED, Tables, filled
 
 from pagedopt.system.cuda.driver import Capabilities
 from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
-from pagedopt.transports.ring import RING, MemcpyTransport
+from pagedopt.transports.ring import RING_SIZE, MemcpyTransport
 
 
 @pytest.mark.parametrize("has", list(itertools.product([False, True], repeat=3)), ids=str)
@@ -39,7 +39,7 @@ def test_without_concurrent_access_managed_memory_is_never_touched(cuda: Tables)
         assert create("managed", 0).name == "mapped"  # said once, not for every optimizer
     with pytest.warns(RuntimeWarning, match="cuda:1 cannot"):
         create("managed", 1)
-    cuda.run_changed(way, filled([5, 3000]), RING + 1)
+    cuda.run_changed(way, filled([5, 3000]), RING_SIZE + 1)
     cuda.drain(7)
     assert not {"cuMemAllocManaged", "cuMemAdvise", "cuMemPrefetchAsync"} & set(cuda.card.driver.calls)
 

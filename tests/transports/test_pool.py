@@ -15,7 +15,7 @@ from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import HostTable
 from pagedopt.transports import MemcpyTransport
 from pagedopt.transports.choose import TRANSPORTS, pooled
-from pagedopt.transports.pool import CHUNK, SMALL, PooledTransport
+from pagedopt.transports.pool import ALLOCATION, SMALL, PooledTransport
 
 in_memory = pytest.mark.parametrize("name", ["managed", "mapped", "memcpy"])
 
@@ -30,7 +30,7 @@ def test_a_thousand_tables_take_a_few_buffers_and_nobody_waits(cuda: Tables, nam
             cuda.run(way, table, 7)
         assert not cuda.count("wait")
         cuda.drain(7)
-        assert cuda.allocations - before <= 1000 * 512 // CHUNK + 1, "used again once the device has read it"
+        assert cuda.allocations - before <= 1000 * 512 // ALLOCATION + 1, "used again once the device has read it"
 
 
 @in_memory
@@ -104,7 +104,7 @@ def test_any_order_of_work_reads_the_right_words(cuda: Tables, name: str, steps:
 def test_the_hazard_is_real(cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     way, table = pooled("managed", 0), filled([5])
     monkeypatch.setattr(driver.Event, "has_passed", lambda self: True)
-    cuda.run_changed(way, table, 2 * CHUNK // 256)
+    cuda.run_changed(way, table, 2 * ALLOCATION // 256)
     with pytest.raises(AssertionError, match=r"(?s)(?=.*nothing orders the two).*rewritten under a launch"):
         cuda.drain(7)
     cuda.card.order.faults.clear()

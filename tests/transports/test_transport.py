@@ -18,7 +18,7 @@ from pagedopt.system.cuda import driver
 from pagedopt.tables.layout import BLOCK
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
 from pagedopt.transports.choose import TRANSPORTS
-from pagedopt.transports.ring import RING, ManagedTransport, MemcpyTransport
+from pagedopt.transports.ring import RING_SIZE, ManagedTransport, MemcpyTransport
 from pagedopt.transports.transport import TABLE_AT
 
 RINGS = ("managed", "mapped", "memcpy")
@@ -36,13 +36,13 @@ def test_kernels_read_the_table_of_their_own_launch(cuda: Tables, name: str) -> 
         change(table, step, ("scalars", "rows", "both")[step % 3])
         assert cuda.run(way, table, 7) == 1
     cuda.drain(7)
-    assert cuda.count("wait") == 20 - RING, "the host waits only for the oldest of a full ring"
+    assert cuda.count("wait") == 20 - RING_SIZE, "the host waits only for the oldest of a full ring"
 
 
 @in_memory
 def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: Tables, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
-    for _ in range(3 * RING):
+    for _ in range(3 * RING_SIZE):
         cuda.run(way, table, 7)
     cuda.drain(7)
     assert cuda.count("wait") == 0
@@ -54,10 +54,10 @@ def test_an_unchanged_table_is_sent_once_and_never_waited_for(cuda: Tables, name
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda way: pickle.loads(pickle.dumps(way))], ids=["deep", "pickle"])
 def test_a_copied_transport_has_tables_of_its_own(cuda: Tables, name: str, copied: Callable[[Any], Any]) -> None:
     """The memory of the first ends with it."""
-    way, table = TRANSPORTS[name](0, RING - 1), filled([5, 3000])
+    way, table = TRANSPORTS[name](0, RING_SIZE - 1), filled([5, 3000])
     cuda.run(way, table, 7)
     other = copied(way)
-    assert other._size == RING - 1
+    assert other._size == RING_SIZE - 1
     cuda.run(other, table, 7)
     cuda.drain(7)
     assert not {b.address for b in way._buffers} & {b.address for b in other._buffers}
@@ -72,16 +72,16 @@ def test_a_copied_transport_has_the_same_limit(kind: Any, nbytes: int) -> None:
 
 def test_memcpy_sends_what_changed_and_no_more(cuda: Tables) -> None:
     way, table = MemcpyTransport(0), filled([5, 3000])
-    cuda.run_changed(way, table, RING)
+    cuda.run_changed(way, table, RING_SIZE)
     cuda.drain(7)
     for what, words in (("scalars", table.rows_at), ("rows", table.rows_end)):
-        for step in range(2 * RING):
-            if step == RING:  # by now every place in the ring has the rows as they are
+        for step in range(2 * RING_SIZE):
+            if step == RING_SIZE:  # by now every place in the ring has the rows as they are
                 sent = way.copied_bytes
             change(table, 10 * words + step, what)
             cuda.run(way, table, 7)
         cuda.drain(7)
-        assert way.copied_bytes - sent == RING * 8 * words, what
+        assert way.copied_bytes - sent == RING_SIZE * 8 * words, what
 
 
 @in_memory
@@ -89,7 +89,7 @@ def test_the_ring_is_dangerous_without_its_events(cuda: Tables, name: str, monke
     """The hazard is real: with waiting switched off, a launch finds the words of a later one."""
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     monkeypatch.setattr(driver.Event, "wait", lambda self: None)
-    cuda.run_changed(way, table, RING + 1)
+    cuda.run_changed(way, table, RING_SIZE + 1)
     with pytest.raises(AssertionError, match=r"(?s)(?=.*nothing orders the two).*rewritten under a launch"):
         cuda.drain(7)
     cuda.card.order.faults.clear()
@@ -128,7 +128,7 @@ def test_a_table_without_chunks_is_not_launched(cuda: Tables, name: str) -> None
 @in_memory
 def test_a_failed_launch_leaves_the_transport_usable(cuda: Tables, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
-    for step in range(RING + 2):
+    for step in range(RING_SIZE + 2):
         change(table, step, "both")
         with pytest.raises(RuntimeError, match="no kernel"):
             run(way, table, 7, raising(RuntimeError("no kernel")))
@@ -139,7 +139,7 @@ def test_a_failed_launch_leaves_the_transport_usable(cuda: Tables, name: str) ->
 @in_memory
 def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: Tables, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
-    for step in range(RING + 1):
+    for step in range(RING_SIZE + 1):
         change(table, step, "both")
         with pytest.raises(KeyError), way.lend(table, 7) as lent:  # noqa: PT012
             cuda.launch(table, 7)(*next(iter(lent.parts())))
@@ -153,7 +153,7 @@ def test_a_captured_graph_keeps_its_table_for_life(cuda: Tables, name: str) -> N
     cuda.run(way, table, 7)
     way.prepare(table)
     graph = cuda.capture(way, table)
-    for step in range(3 * RING):
+    for step in range(3 * RING_SIZE):
         change(table, 50 + step, "both")
         change(other, step, "both")
         cuda.run(way, table, 7)
@@ -188,7 +188,7 @@ STEPS = st.lists(st.tuples(ACTS, st.integers(0, 2), st.integers(7, 8)), max_size
 
 
 @in_memory
-@given(steps=STEPS, ring=st.integers(1, RING))
+@given(steps=STEPS, ring=st.integers(1, RING_SIZE))
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_of_work_reads_the_right_words(cuda: Tables, name: str, steps: list, ring: int) -> None:
     cuda.card.order.run()

@@ -23,7 +23,7 @@ from .train_options import EVERYTHING, TrainOptions
 
 NAMES = ("resident", "spilled")
 #: The act takes a tenth of the run's steps within these bounds, so that it is short beside the run.
-MOST_STEPS, LEAST_STEPS = 30, 5
+MAX_STEPS, MIN_STEPS = 30, 5
 #: Share of the state that stays by default, by type of device.
 SHARE = {"cpu": 0.25, "cuda": 0.5}
 NEAR = {"cpu": "in RAM", "cuda": "on the device"}
@@ -33,7 +33,7 @@ AWAY = {"file": "in a file", "host": "on the host"}
 def twins(options: TrainOptions) -> tuple[TrainOptions, TrainOptions]:
     """Return the options of the resident and of the spilled twin. They differ in placement and budget alone."""
     device = torch.device(options.device)
-    steps = min(MOST_STEPS, max(LEAST_STEPS, options.steps // 10))
+    steps = min(MAX_STEPS, max(MIN_STEPS, options.steps // 10))
     resident = replace(
         options, steps=steps, checkpoint_every=0, spill=False, placement="device", device_budget=EVERYTHING
     )

@@ -25,8 +25,9 @@ from ..device import pick_device
 from ..errors import UsageError
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
-LEAST = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
-MOST = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
+#: Bounds of options.
+LOWER = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
+UPPER = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
 CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
 #: Formats of PagedAdamW's state in which its losses are torch's but for rounding; None: as the parameters, float32.
 AS_TORCH = (None, "float32", "float64")
@@ -148,13 +149,13 @@ def flag_of(name: str) -> str:
 
 def check_ranges(values: Mapping[str, Any]) -> None:
     """Refuse numbers that make no sense or exceed what the machine can do."""
-    for name, least in LEAST.items():
+    for name, least in LOWER.items():
         value, flag = values[name], flag_of(name)
         if value is not None and not least <= value < float("inf"):
             raise UsageError(f"{flag} {value}: must be a number of at least {least}")
-        if value is not None and value > MOST.get(name, value):
+        if value is not None and value > UPPER.get(name, value):
             cores = f" here, where there are {os.cpu_count()} cores" if name == "threads" else ""
-            raise UsageError(f"{flag} {value}: must be at most {MOST[name]}{cores}")
+            raise UsageError(f"{flag} {value}: must be at most {UPPER[name]}{cores}")
 
 
 def check_batch(options: TrainOptions) -> None:

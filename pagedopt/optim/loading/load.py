@@ -31,7 +31,7 @@ from .check import Loaded, State, StateDict, check_form, check_groups, check_sta
 from .foreign import translate
 
 #: Bytes copied at a time, which bounds the memory that conversions take.
-CHUNK = 16 << 20
+STAGING_BYTES = 16 << 20
 NO_STAGING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
@@ -182,7 +182,7 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
     values = [value if _same(entry[key], value) else apart(value) for entry, key, value in pairs]
     read = [[*map(apart, member.values(name))] for _, member, name in converted]
     on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
-    staging = torch.empty(CHUNK if on_devices else 0, dtype=torch.uint8, device="cpu")
+    staging = torch.empty(STAGING_BYTES if on_devices else 0, dtype=torch.uint8, device="cpu")
     made = store.create([wanted for _, wanted in new]) if new else []
     for (entry, wanted), tensor in zip(new, made, strict=True):
         entry[wanted.key] = tensor
@@ -253,7 +253,7 @@ def copy_values(
     for block, source in blocks:
         _copy(block, source, staging)
         filled += block.nbytes
-        if filled >= CHUNK:
+        if filled >= STAGING_BYTES:
             store.drop()  # writing brings pages that are away into memory, beyond the budget
             filled = 0
     store.drop()
@@ -261,12 +261,12 @@ def copy_values(
 
 @torch.no_grad()
 def in_order(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Cut pairs of (target, source), of DTensors the shards, into blocks of ``CHUNK`` bytes by the target's address."""
+    """Cut pairs of (target, source), or their shards, into blocks of ``STAGING_BYTES`` by the target's address."""
     blocks: list[tuple[torch.Tensor, torch.Tensor]] = []
     shards = [(local(target), local(source)) for target, source in copies]
     for target, source in sorted(shards, key=lambda pair: pair[0].data_ptr()):
         order = widest_first(target)  # so that blocks of a dense target are contiguous
-        limit = CHUNK // max(target.itemsize, source.itemsize)
+        limit = STAGING_BYTES // max(target.itemsize, source.itemsize)
         blocks += _blocks(target.permute(order), source.permute(order), limit)
     return blocks
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...formats.format import MOST, Format
+from ...formats.format import MAX_BLOCK, Format
 from ...placements.store import Store
 from ...tables.columns import dense_like, same_layout, widest_first
 from ...tables.shards import like_shard, local
@@ -15,7 +15,7 @@ from .rule_optimizer import RuleOptimizer, occurrences
 from .state_columns import blocks_along, by_state, state_columns
 
 #: Elements converted at a time, a multiple of every format's block.
-STRETCH = 4096 * MOST
+STRETCH = 4096 * MAX_BLOCK
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from .rewrite import rewritten
 from .syntax import RuleError, Signature, Source, check, codes, refuse, source_of
 
 #: The most operations of a rule.
-MOST = 10_000
+MAX_NODES = 10_000
 #: Operators of Python, by the method of a node that is called.
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "**": "pow", "%": "mod", "//": "floordiv"}
 COMPARED = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
@@ -182,8 +182,8 @@ class Trace:
     def node(self, op: str, *args: Any) -> Node:
         """Return the node of an operation."""
         self._count += 1
-        if self._count > MOST:
-            raise Refusal(f"more than {MOST} operations; a rule is the update of one element")
+        if self._count > MAX_NODES:
+            raise Refusal(f"more than {MAX_NODES} operations; a rule is the update of one element")
         args = tuple(map(self._operand, args))
         key = (op, *((a.index,) if isinstance(a, Node) else (type(a), repr(a)) for a in args))
         for node in self._known.get(key, ()):
