@@ -1,4 +1,4 @@
-"""Rows of a plan, for people (a table) and for programs (plain values)."""
+"""Rows of a plan, for people (a table) and for programs (JSON values)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def short(row: Estimate, room: dict[str, int]) -> dict[str, int]:
 
 
 def row_dict(row: Estimate, room: dict[str, int]) -> dict[str, Any]:
-    """Return a row as plain values. ``fits`` is None if ``room`` is empty, that is, if it is not known."""
+    """Return a row as JSON values. ``fits`` is None if ``room`` is empty, that is, if it is not known."""
     missing = short(row, room)
     values = {name: value for name, value in row.as_dict().items() if name != "rates"}
     return {**values, "fits": not missing if room else None, "short": missing}

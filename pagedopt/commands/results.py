@@ -16,12 +16,12 @@ def spread(samples: Sequence[float]) -> dict[str, float]:
 
 
 def as_json(content: Any) -> str:
-    """Return plain values as the text of a JSON file. Numbers that are not finite become null."""
+    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
     return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
 
 
 def finite(value: Any) -> Any:
-    """Return plain values with None for every number that is not finite."""
+    """Return JSON values with None for every number that is not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..system.internals import changed_while_traced, traced_as_constant
-from ..tables.shards import is_plain
+from ..tables.shards import is_base_class
 from .state.rule_optimizer import occurrences
 
 
@@ -26,10 +26,10 @@ def _show_groups(self: Any) -> bool:
     self._shown_groups = self.param_groups
     params = [p for _, _, p in occurrences(self)]
     grads = [p.grad for p in params if p.grad is not None]
-    plain = all(is_plain(t) and t.layout is torch.strided for t in (*params, *grads))
+    supported = all(is_base_class(t) and t.layout is torch.strided for t in (*params, *grads))
     # Inductor of torch 2.11 lost updates of parameters that are views of one memory; 2.13 did not.
-    memories = [at for p in params if (at := p.untyped_storage().data_ptr())] if plain else []
-    return plain and len({*map(id, params)}) == len(params) and len({*memories}) == len(memories)
+    memories = [at for p in params if (at := p.untyped_storage().data_ptr())] if supported else []
+    return supported and len({*map(id, params)}) == len(params) and len({*memories}) == len(memories)
 
 
 @traced_as_constant

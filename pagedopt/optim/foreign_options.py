@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _PAGED = "write pagedopt.{0}(params, …{1}, device_budget='auto'), or bytes or a share that stays on the device{2}"
-_PLAIN = "write pagedopt.{0}(params, …{1}){2}"
+_UNPAGED = "write pagedopt.{0}(params, …{1}){2}"
 #: What 8 bits need, and what they leave.
 _INT8 = ", state_format='int8'"
 _SMALL = "; state of parameters below 4,096 elements is float32 (the default of min_8bit_size)"
@@ -20,7 +20,7 @@ _KINDS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 
 NAMES: dict[str, str] = {
     f"{prefix}{kind}{suffix}": text.format(name, needs + eight, _SMALL * bool(eight) + remark)
     for kind, (name, needs, remark) in _KINDS.items()
-    for prefix, text in (("Paged", _PAGED), ("", _PLAIN))
+    for prefix, text in (("Paged", _PAGED), ("", _UNPAGED))
     for suffix, eight in (("", ""), ("32bit", ""), ("8bit", _INT8))
     if f"{prefix}{kind}{suffix}" != name
 }

@@ -1,1 +1,1 @@
-"""Budgets, pages and their visits to the device, as arithmetic on plain values: no torch and no device."""
+"""Budgets, pages and their visits to the device, as arithmetic on numbers and arrays: no torch and no device."""

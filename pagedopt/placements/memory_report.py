@@ -41,8 +41,8 @@ class MemoryReport(Shown):
     @property
     def means(self) -> str:
         """The placement as reports name it: on a CPU, ``device`` is "ordinary memory"."""
-        plain = self.placement == "device" and "device" not in self.by_place
-        return "ordinary memory" if plain and self.by_place else self.placement
+        on_cpu = self.placement == "device" and "device" not in self.by_place
+        return "ordinary memory" if on_cpu and self.by_place else self.placement
 
     def facts(self) -> tuple[str, list[tuple[str, str]]]:
         """Return the report's title and its (name, text) pairs."""

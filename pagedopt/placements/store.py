@@ -190,9 +190,9 @@ class Store:
 
     def is_home(self, tensor: torch.Tensor) -> bool:
         """Return whether a state tensor is in an arena, or the placement makes no arenas."""
-        return not self.is_plain(tensor) or choose.kind_of(self.placement, tensor.device, self.budget).plain
+        return not self.is_outside_arenas(tensor) or choose.kind_of(self.placement, tensor.device, self.budget).plain
 
-    def is_plain(self, tensor: torch.Tensor) -> bool:
+    def is_outside_arenas(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor lies in no arena."""
         return not any(arena.holds(local(tensor)) for arena in self.arenas)
 
@@ -371,4 +371,4 @@ class Store:
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:
         """Return bytes by place of tensors in no arena."""
-        return [{"device" if t.is_cuda else "host": t.nbytes} for t in state if t.nbytes and self.is_plain(t)]
+        return [{"device" if t.is_cuda else "host": t.nbytes} for t in state if t.nbytes and self.is_outside_arenas(t)]

@@ -95,7 +95,7 @@ class Estimate(Shown):
         return tuple(name for name in needed if getattr(self.rates, name) is None) if self.seconds is None else ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the attributes and properties as plain values."""
+        """Return the attributes and properties as JSON values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
                  "host_access", "ring", "near_bytes", "away_bytes", "moved", "seconds", "floor")  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "by_place": dict(self.by_place),
@@ -235,12 +235,12 @@ class _ArenaPart:
     resident: int
     traffic: Width
     columns: Sequence[Column]
-    plain: bool
+    no_arena: bool
 
     @property
     def bytes(self) -> tuple[int, int]:
         """(resident, away)"""
-        if self.plain:  # ordinary torch tensors, without the gaps of an arena
+        if self.no_arena:  # ordinary torch tensors, without the gaps of an arena
             sizes = self.layout.numels.tolist()
             return sum(c.real.itemsize * sum(map(c.entries, sizes)) for c in self.columns), 0
         return self.layout.divided(self.resident)

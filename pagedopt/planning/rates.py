@@ -63,7 +63,7 @@ class Rates(Shown):
         up: a copy from pinned host memory to the device, alone.
         down: a copy from the device to pinned host memory, alone.
         both: both copies at once, the sum of the two.
-        in_place: a plain kernel that reads and writes pinned host memory, bytes read and bytes written.
+        in_place: a kernel that reads and writes pinned host memory, bytes read and bytes written.
         ram: a pass over host memory that changes it in place, bytes read and bytes written.
         file_read, file_write: a file in the folder for state, without the operating system's cache.
         machine: the machine that was measured or assumed.
@@ -104,14 +104,14 @@ class Rates(Shown):
         return "\n".join([title, *(f"  {name}: {text}" for name, text in rows)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, as :meth:`save` writes them."""
+        """Return the rates as JSON values, as :meth:`save` writes them."""
         values = asdict(self)
         return {"machine": values.pop("machine"), "versions": dict(values.pop("versions")),
                 "assumed": values.pop("assumed"), "bytes_per_second": values}  # fmt: skip
 
     @classmethod
     def from_dict(cls, content: Any, where: str = "rates") -> Rates:
-        """Return the rates that :meth:`as_dict` made plain values.
+        """Return the rates that :meth:`as_dict` made JSON values.
 
         Raises:
             ValueError: there are no rates, or one is unknown or no positive number; the text begins with ``where``.
@@ -252,7 +252,7 @@ def _on_device(nbytes: int, index: int) -> torch.Tensor:
 
 
 def _in_place_rate(nbytes: int, index: int, clock: _GpuClock) -> float | None:
-    """Measure a plain kernel on pinned host memory; None if the device cannot reach it."""
+    """Measure a kernel on pinned host memory; None if the device cannot reach it."""
     if not driver.capabilities(index).mapped:
         return None
     buffer = driver.allocate_mapped(nbytes, index)

@@ -142,7 +142,7 @@ def _read(path: Path) -> bytes:
     with open(handle, "rb") as file:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError("it is no plain file")
+            raise OSError("it is no regular file")
         if found.st_uid != os.geteuid():
             raise PermissionError(f"it belongs to user {found.st_uid}, not to {os.geteuid()}")
         if found.st_mode & _OTHERS_WRITE:

@@ -19,7 +19,7 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 
 
 def describe() -> dict[str, Any]:
-    """Return the system, processor, GPU and versions that a measurement was made with, as plain values."""
+    """Return the system, processor, GPU and versions that a measurement was made with, as JSON values."""
     return {
         "platform": platform.platform(),
         "processor": processor(),

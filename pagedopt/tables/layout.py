@@ -1,4 +1,4 @@
-"""The words of a pointer table: arithmetic on plain values, without torch or a device.
+"""The words of a pointer table: arithmetic on numbers and arrays, without torch or a device.
 
 A table is one block of 8-byte words in three parts::
 

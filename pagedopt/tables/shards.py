@@ -1,4 +1,4 @@
-"""This process's part of a tensor: the shard of a ``DTensor``, or all of a plain tensor.
+"""This process's part of a tensor: the shard of a ``DTensor``, or all of any other tensor.
 
 Kernels see only shards.  State is a DTensor placed like its parameter, so that checkpoints know which part it is.
 Nothing here imports ``torch.distributed.tensor``: while it is not loaded, there are no DTensors.
@@ -13,17 +13,17 @@ import torch
 
 from ..system.internals import shard_of
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_BASE_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_plain(tensor: object) -> bool:
-    """Return whether ``tensor`` is of torch's own class, or a parameter."""
-    return type(tensor) in _PLAIN
+def is_base_class(tensor: object) -> bool:
+    """Return whether ``tensor`` is a ``torch.Tensor`` or a ``Parameter``, and of no subclass."""
+    return type(tensor) in _BASE_CLASSES
 
 
 def is_sharded(tensor: object) -> TypeGuard[Any]:
     """Return whether ``tensor`` is a DTensor, in any placement."""
-    if type(tensor) in _PLAIN:
+    if type(tensor) in _BASE_CLASSES:
         return False
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
@@ -31,11 +31,11 @@ def is_sharded(tensor: object) -> TypeGuard[Any]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Return this process's shard of a DTensor, sharing its memory; any other tensor itself."""
-    return tensor if type(tensor) in _PLAIN or not is_sharded(tensor) else shard_of(tensor)
+    return tensor if type(tensor) in _BASE_CLASSES or not is_sharded(tensor) else shard_of(tensor)
 
 
 def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor placed like ``of`` whose local shard is ``shard``; ``shard`` itself if ``of`` is plain."""
+    """Return a DTensor placed like ``of`` whose local shard is ``shard``; ``shard`` itself if ``of`` is none."""
     if not is_sharded(of):
         return shard
     if shard.device.type != of.device_mesh.device_type:  # offloaded: from_local() would copy it to the device
@@ -48,8 +48,8 @@ def like_shard(shard: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 
 
 def placed_alike(tensor: torch.Tensor, p: torch.Tensor) -> bool:
-    """Return whether both are DTensors on the same mesh with the same placements, or both are plain."""
-    if type(tensor) in _PLAIN and type(p) in _PLAIN:
+    """Return whether both are DTensors on the same mesh with the same placements, or neither is one."""
+    if type(tensor) in _BASE_CLASSES and type(p) in _BASE_CLASSES:
         return True
     if is_sharded(tensor) and is_sharded(p):
         return tensor.placements == p.placements and tensor.device_mesh == p.device_mesh
@@ -62,7 +62,7 @@ def is_partial(tensor: torch.Tensor) -> bool:
 
 
 def placement_of(tensor: object) -> str:
-    """Return a DTensor's placements (torch's word) and mesh as text; "no DTensor" for a plain tensor."""
+    """Return a DTensor's placements (torch's word) and mesh as text; "no DTensor" for other tensors."""
     return f"a DTensor of {tensor.placements} over {tensor.device_mesh}" if is_sharded(tensor) else "no DTensor"
 
 
@@ -73,7 +73,7 @@ def local_grad(p: torch.Tensor) -> torch.Tensor | None:
         return None
     if not is_sharded(grad):
         raise RuntimeError(
-            f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}, its gradient none, but a plain tensor of "
+            f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}, its gradient none, but an ordinary tensor of "
             f"shape {tuple(grad.shape)}; use DTensor.from_local() or distribute_tensor()"
         )
     if not placed_alike(grad, p):  # e.g. partial sums: redistribute them, a collective operation

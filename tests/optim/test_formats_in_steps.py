@@ -77,5 +77,5 @@ def test_state_of_another_dtype_keeps_it_when_it_comes_home_and_in_copies() -> N
     copied = copy.deepcopy(opt)
     (twin,) = copied.param_groups[0]["params"]
     for state, store in ((opt.state[p], opt.store), (copied.state[twin], copied.store)):
-        assert not any(store.is_plain(state[name]) for name in ("exp_avg", "exp_avg_sq"))
+        assert not any(store.is_outside_arenas(state[name]) for name in ("exp_avg", "exp_avg_sq"))
         assert all(state[name].dtype is value.dtype and torch.equal(state[name], value) for name, value in want.items())

@@ -114,7 +114,7 @@ def test_state_that_nobody_placed_moves(card: Driver, act: Callable[[PagedAdamW]
     before = bits(params, opt)
     act(opt)
     assert opt.memory_report().placement == "mapped"
-    assert not any(opt.store.is_plain(t) for p in params for t in opt.state[p].values() if t.dim())
+    assert not any(opt.store.is_outside_arenas(t) for p in params for t in opt.state[p].values() if t.dim())
     assert same(bits(params, opt), before)
     assert share_away(opt) == pytest.approx(away, abs=0.15)
     train(params, opt, 2, 2)
@@ -141,7 +141,7 @@ def test_what_comes_later_is_torchs_again_and_moves_with_the_rest(card: Driver) 
     late = torch.nn.Parameter(torch.ones(4_000))
     opt.add_param_group({"params": [late]})
     train([*params, late], opt, 2, 1)
-    assert opt.store.is_plain(opt.state[late]["exp_avg"])
+    assert opt.store.is_outside_arenas(opt.state[late]["exp_avg"])
     assert share_away(opt) == 1, "what has gone stays away"
     assert opt.spill(100) == 8 * 4_000
     assert share_away(opt) == 1

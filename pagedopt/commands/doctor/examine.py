@@ -13,7 +13,7 @@ from . import facts, trial
 
 
 def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
-    """Return a report on this machine as plain values.
+    """Return a report on this machine as JSON values.
 
     Args:
         device: whose rates are measured, and for which a placement is chosen.

@@ -1,4 +1,4 @@
-"""Installed packages, CUDA versions, GPUs, host memory and disk, as plain values. A fact that cannot be had is None."""
+"""Installed packages, CUDA versions, GPUs, host memory and disk, as JSON values. A fact that cannot be had is None."""
 
 from __future__ import annotations
 

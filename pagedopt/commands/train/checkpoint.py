@@ -64,7 +64,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Any:
-    """Return the contents of a file of ``torch.save``: plain values and tensors; else raise UsageError."""
+    """Return the contents of a file of ``torch.save``: built-in types and tensors; else raise UsageError."""
     try:
         if not zipfile.is_zipfile(path):
             raise UsageError(
@@ -78,12 +78,12 @@ def _read(path: Path) -> Any:
     except (UsageError, MemoryError):
         raise
     except Exception as error:  # torch may raise anything for a damaged file, and its messages are for programmers
-        reason = "it is damaged, or holds more than tensors and plain values"
+        reason = "it is damaged, or holds more than tensors and built-in types"
         raise UsageError(f"--resume {path}: not a readable checkpoint ({reason})") from error
 
 
 def checksum(value: Any) -> str:
-    """Return the SHA-256 (hexadecimal) of plain values and tensors: of types, order, shapes and bits.
+    """Return the SHA-256 (hexadecimal) of built-in types and tensors: of types, order, shapes and bits.
 
     Raises:
         ValueError: a tensor is not strided, or its memory is smaller than its shape and strides say.

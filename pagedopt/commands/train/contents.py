@@ -53,8 +53,8 @@ def check_contents(saved: Mapping[str, Any], options: TrainOptions) -> None:
 def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: TrainOptions, step: int) -> None:
     """Compare with the groups of a new optimizer, except that ``lr`` is that of the last step."""
     _same_keys(what, found, ("state", "param_groups"))
-    plain = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
-    optimizer = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), plain)
+    unpaged = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
+    optimizer = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), unpaged)
     fresh = optimizer.param_groups
     parameters = list(model.parameters())
     split = [[p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]]
@@ -143,6 +143,6 @@ def _same(value: Any, wanted: Any) -> bool:
 
 def _shown(value: Any) -> str:
     """Return a value as at most 60 characters on one line."""
-    plain = value is None or isinstance(value, (bool, int, float, str, list, tuple))
-    text = " ".join((repr(value) if plain else f"a {type(value).__name__}").split())
+    readable = value is None or isinstance(value, (bool, int, float, str, list, tuple))
+    text = " ".join((repr(value) if readable else f"a {type(value).__name__}").split())
     return text if len(text) <= 60 else f"{text[:57]}..."

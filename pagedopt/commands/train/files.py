@@ -83,7 +83,7 @@ def _open_lock(folder: Path) -> int:
         raise UsageError(f"--out {folder}: cannot be written to ({error.strerror}: {path})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UsageError(f"--out {folder}: {path} is not a plain file; remove it")
+        raise UsageError(f"--out {folder}: {path} is not a regular file; remove it")
     return descriptor
 
 

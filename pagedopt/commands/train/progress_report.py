@@ -72,7 +72,7 @@ def rising(results: Mapping[str, dict[str, Any]]) -> list[str]:
 
 
 def summarize(contender: Contender, validation_loss: float, options: TrainOptions) -> dict[str, Any]:
-    """Return a contender's measurements as plain values."""
+    """Return a contender's measurements as JSON values."""
     curve = contender.curve
     return {
         "optimizer": contender.label,
@@ -133,7 +133,7 @@ def show(console: Console, table: Table, results: Sequence[dict[str, Any]]) -> N
 
 
 def write_values(path: Path, content: dict[str, Any]) -> None:
-    """Write plain values as JSON, all or nothing; UsageError if the disk fails."""
+    """Write values as JSON, all or nothing; UsageError if the disk fails."""
     write(path, as_json(content).encode())
 
 

@@ -72,7 +72,7 @@ def report(contenders: Sequence[Contender], path: Path, console: Console) -> int
 
 
 def summarize(contender: Contender) -> dict[str, Any]:
-    """Return a twin's measurements as plain values."""
+    """Return a twin's measurements as JSON values."""
     optimizer: Any = contender.optimizer
     state = optimizer.memory_report()
     return {

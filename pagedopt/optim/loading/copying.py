@@ -110,7 +110,7 @@ def _whole_state(optimizer: RuleOptimizer) -> list[list[Replaced]]:
 
 
 def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
-    """Return a deep copy.  State in arenas goes straight into the copy's arenas: plain memory might not hold it."""
+    """Return a deep copy.  State in arenas goes straight into the copy's arenas: ordinary memory might not hold it."""
     content = optimizer.__getstate__()
     twin = memo[id(optimizer)] = type(optimizer).__new__(type(optimizer))
     state = content.pop("state")
@@ -120,7 +120,7 @@ def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
     ours = [
         (wanted._replace(param=copy.deepcopy(wanted.param, memo)), tensor)
         for state in _whole_state(optimizer)
-        if not any(optimizer.store.is_plain(tensor) for _, tensor in state)
+        if not any(optimizer.store.is_outside_arenas(tensor) for _, tensor in state)
         for wanted, tensor in state
     ]
     made = twin.store.create([wanted for wanted, _ in ours]) if ours else []

@@ -155,7 +155,7 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
         p = member.param
         entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
         reused = [reusable(optimizer, before, member, key) for key in member.columns]
-        if None in reused and not all(old is None or store.is_plain(old) for old in reused):
+        if None in reused and not all(old is None or store.is_outside_arenas(old) for old in reused):
             reused = [None] * len(reused)  # all columns of a piece move with one page, so they share an arena
         for (key, of), tensor in zip(member.columns.items(), reused, strict=True):
             entry[key] = tensor
@@ -284,7 +284,7 @@ def _blocks(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[
 
 def _copy(block: torch.Tensor, values: torch.Tensor, staging: torch.Tensor) -> None:
     """Copy without temporaries on the target's device: values in another dtype are converted on the host first."""
-    plain = values.device.type == "cpu" and values.dtype == block.dtype and values.is_contiguous()
-    if not (plain or block.device.type == "cpu" or block.device == values.device):
+    direct = values.device.type == "cpu" and values.dtype == block.dtype and values.is_contiguous()
+    if not (direct or block.device.type == "cpu" or block.device == values.device):
         values = staging[: block.nbytes].view(block.dtype).view(block.shape).copy_(values)
     block.copy_(values)

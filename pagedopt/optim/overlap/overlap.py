@@ -266,7 +266,7 @@ class Overlap:
             except RuntimeError:
                 self._misuse = ""  # not before: an interrupt would leave it untold
                 raise
-        why = self._why_plain(step)
+        why = self._why_at_once(step)
         if not why:
             self._say_who_is_outside(step.optimizer)
             return step.run(self._queue)
@@ -276,7 +276,7 @@ class Overlap:
         self._seen = False
         return step.run()
 
-    def _why_plain(self, step: PreparedStep) -> str:
+    def _why_at_once(self, step: PreparedStep) -> str:
         if self._off:
             return self._off
         if not self._seen:

@@ -82,12 +82,12 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
             continue
         rest = dict(entry)
         columns = state_columns(optimizer, optimizer.state_names(group), p, group)
-        plain = {
+        numbers = {
             name: _laid_out(decode(form, [rest.pop(column) for column in keys], p), p)
             for name, (form, keys) in by_state(columns).items()
             if not columns[keys[0]].free and all(column in rest for column in keys)
         }
-        state[key] = rest | plain
+        state[key] = rest | numbers
     return {**state_dict, "state": state}
 
 

@@ -82,7 +82,7 @@ class Bucket:
         self._own_counters = tuple(optimizer.store.versions.raise_all(own))
         self._inference = any(map(torch.Tensor.is_inference, (*params, *[own[i] for i in self._own_counters])))
         by_tensor = bool(self._own_counters) or self.numbers.takes_tensors
-        self.takes_state = _runs_beside_python(params[0].device) or not self.lists.plain or by_tensor
+        self.takes_state = _runs_beside_python(params[0].device) or not self.lists.direct or by_tensor
 
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
         """Return ``tensors`` of :meth:`prepare` for this bucket's members: parameters, gradients, state by column."""

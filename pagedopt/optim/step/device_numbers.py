@@ -30,7 +30,7 @@ class DeviceNumbers:
     """
 
     __slots__ = (
-        "_device_step", "_group_of_row", "_groups", "_plain", "_rule", "_states", "_sweep", "_tensors", "_told",
+        "_all_writable", "_device_step", "_group_of_row", "_groups", "_rule", "_states", "_sweep", "_tensors", "_told",
         "takes_tensors",
     )  # fmt: skip
 
@@ -47,7 +47,7 @@ class DeviceNumbers:
         sweep.transport = self._device_step
         self._group_of_row = np.array(self._groups)
         names = number_names(optimizer, self._rule)
-        self._plain = not any(m.entry[name].is_inference() for name in names for m in members)
+        self._all_writable = not any(m.entry[name].is_inference() for name in names for m in members)
         #: Whether the device was told where step counts and other numbers of parameters lie: they stay there.
         self._told = False
         #: Tensors of hyperparameters, which the device reads.
@@ -69,7 +69,7 @@ class DeviceNumbers:
         """Do what :meth:`HostNumbers.prepare` does, without reading a number from the device."""
         self.tell(optimizer, None if self._told else numbers)
         absent = self._sweep.table.absent
-        if absent or not self._plain:
+        if absent or not self._all_writable:
             away, count = set(absent), len(self._groups)
             numbers = [n for i, n in enumerate(numbers) if i % count not in away and not n.is_inference()]
         return Numbers(written=numbers)

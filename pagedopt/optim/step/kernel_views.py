@@ -21,10 +21,10 @@ class KernelViews:
     is the parameter that is copied.  Only these copies are stored; all other tensors are arguments.
 
     Attributes:
-        plain: whether all tensors are taken as they are.
+        direct: whether kernels take all parameters and state as they are; gradients aside.
     """
 
-    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "_strides", "plain")
+    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "_strides", "direct")
 
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)
@@ -36,7 +36,7 @@ class KernelViews:
         self._strides: dict[int, tuple[int, ...] | None] = {}
         if not all(_is_simple(m, keys) for m in members):
             self._find_copies(members, keys)
-        self.plain = not self._odd and not self._state_copies
+        self.direct = not self._odd and not self._state_copies
 
     def _find_copies(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         likes = [m.like for m in members]
@@ -57,12 +57,12 @@ class KernelViews:
     @property
     def as_they_are(self) -> bool:
         """Whether kernels take all tensors as they are, gradients too."""
-        return self.plain and not self._copies_gradients
+        return self.direct and not self._copies_gradients
 
     def as_seen(self, tensors: Tensors, shards: Grads) -> Tensors:
         """Return parameters and gradients as kernels see them; ``tensors`` begins with parameters, then gradients."""
         count = self._count
-        if self.plain and not self._copies_gradients:  # as_they_are, written out: every step asks
+        if self.direct and not self._copies_gradients:  # as_they_are, written out: every step asks
             return tensors[: 2 * count]
         params = self._params(tensors[:count])
         return (*params, *self._grads(tensors[:count], tensors[count : 2 * count], params, shards))
@@ -83,7 +83,7 @@ class KernelViews:
         before, copies = dict(self._param_copies), {}
         for i in self._odd:
             p, strides = local(now[i]).detach(), self._strides[i]
-            if not _is_plain(p, strides):
+            if not _is_param_laid_out(p, strides):
                 if not has_memory(p):
                     raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
                 copy = before.get(i)
@@ -152,10 +152,10 @@ def _is_laid_out(t: torch.Tensor, like: torch.Tensor) -> bool:
 
 def _is_odd(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
     """Tell whether a kernel cannot take a parameter as it is; ``strides``: those of its state in blocks, if any."""
-    return p.is_complex() or not _is_plain(p, strides)
+    return p.is_complex() or not _is_param_laid_out(p, strides)
 
 
-def _is_plain(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
+def _is_param_laid_out(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
     """Tell whether a parameter is dense, with these strides, and with no pending conjugation or sign."""
     # Another number of dimensions is left to the table, which refuses it.
     as_asked = strides is None or len(strides) != p.dim() or same_layout(p.shape, p.stride(), strides)

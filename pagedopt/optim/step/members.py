@@ -284,7 +284,7 @@ def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
         return
     member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
-        optimizer.state[member.param]  # KeyError: a plain dict was put in place of torch's defaultdict
+        optimizer.state[member.param]  # KeyError: a dict was put in place of torch's defaultdict
     entry = member.entry
     member.missing = [name for name in needed if entry.get(name) is None] if None in map(entry.get, needed) else ()
 

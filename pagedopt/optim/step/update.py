@@ -53,7 +53,7 @@ class Update(NamedTuple):
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        if self.lists.plain:
+        if self.lists.direct:
             mover = None if self.route is None else self.route.mover(arenas)
             self.sweep.launch(None, self.plan, mover, ready=self.ready)
         else:
@@ -63,12 +63,12 @@ class Update(NamedTuple):
 
     def passes(self, arenas: Sequence[Arena]) -> Iterator[None]:
         """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted."""
-        if not self.lists.plain:
+        if not self.lists.direct:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)
         self.sweep.begun = False
         yield from self.sweep.passes(self.plan, mover, self.ready)
-        if not self.lists.plain:
+        if not self.lists.direct:
             self.lists.bring_back(self.tensors)
 
     def rows_by_launch(self) -> list[Sequence[int]]:

@@ -136,11 +136,11 @@ def shadow(
         for kind, more, flags in runs:
             restart()
             twin = kind([dict(group) for group in optimizer.param_groups], **more)
-            plain = optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
-            plain = {**plain, "param_groups": [{**group, **flags} for group in plain["param_groups"]]}
+            saved = optimizer.decoded_state_dict() if isinstance(optimizer, PagedOptimizer) else optimizer.state_dict()
+            saved = {**saved, "param_groups": [{**group, **flags} for group in saved["param_groups"]]}
             # torch's optimizer goes on in the tensors that it loads, which may be those of `optimizer`.
-            twin.load_state_dict(copy.deepcopy(plain) if kind is pair[0] else plain)
-            del plain
+            twin.load_state_dict(copy.deepcopy(saved) if kind is pair[0] else saved)
+            del saved
             for group, given in zip(twin.param_groups, optimizer.param_groups, strict=True):
                 group.update(
                     {**decay, **given, **flags, "params": group["params"]}

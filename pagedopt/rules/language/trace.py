@@ -246,7 +246,7 @@ class Trace:
         return run
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function: one of :data:`FUNCTIONS` makes a node, plain functions are traced, too."""
+        """Call a function: one of :data:`FUNCTIONS` makes a node, other Python functions are traced, too."""
         if isinstance(function, MethodType):
             function, args = function.__func__, (function.__self__, *args)
         if getattr(function, "__code__", None) in self._own:
