@@ -270,10 +270,10 @@ def heading(row: Estimate, args: argparse.Namespace) -> str:
     """Return two lines that say what is planned."""
     dtype = args.param_dtype or (own_dtypes(args) if args.model else "float32")
     state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {full_name(args.state_format or dtype)}"
-    way = f", reached {row.host_access}" if row.host_access else ""
+    access = f", reached {row.host_access}" if row.host_access else ""
     return (
         f"{f'{args.size}, ' if args.size else ''}[bold]{text_of_count(row.parameters)}[/bold] parameters in {dtype}: "
-        f"{text_of_bytes(row.param_bytes)}, gradients as much again\n{state}; placement {row.placement}{way}"
+        f"{text_of_bytes(row.param_bytes)}, gradients as much again\n{state}; placement {row.placement}{access}"
     )
 
 
@@ -292,10 +292,10 @@ def footing(rows: list[Estimate], room: dict[str, int], args: argparse.Namespace
     rates = row.rates
     slots = "pages in use" if row.device == "cpu" else "the ring"
     ring = f" and {slots} of {text_of_bytes(row.ring)}" if row.ring else ""
-    way = "to and from the file" if row.device == "cpu" else "over the link"
+    path = "to and from the file" if row.device == "cpu" else "over the link"
     lines = [
         f"on {row.near}: state. in all: what {row.near} memory holds: parameters, gradients, state there{ring}; "
-        f"activations come on top. moved: bytes {way} in a step, both directions.",
+        f"activations come on top. moved: bytes {path} in a step, both directions.",
         f"Rates of {'[yellow]' if rates.assumed else ''}{escape(rates.machine)}{'[/yellow]' if rates.assumed else ''}.",
     ]
     if row.unknown_rates:

@@ -24,8 +24,8 @@ SHARES = 8
 MIN_ELEMENTS = 1 << 17
 
 
-class Way(NamedTuple):
-    """How to walk a span of chunks: call ``walk``, then :meth:`check`; ``team``: the call on torch's team, if any."""
+class Walk(NamedTuple):
+    """The walk of a span of chunks: call ``walk``, then :meth:`check`; ``team``: the call on torch's team, if any."""
 
     walk: Callable[[], object]
     team: team.Call | None = None
@@ -36,8 +36,8 @@ class Way(NamedTuple):
             self.team.check()
 
 
-#: How to walk each span of chunks; None stands for all chunks.
-Ways = dict[Span | None, Way]
+#: The walk of each span of chunks; None stands for all chunks.
+Walks = dict[Span | None, Walk]
 
 
 def norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
@@ -85,42 +85,42 @@ def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
 
 def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
     """Walk ``table``, or a span of its chunks; when this returns or raises, no thread uses the table any more."""
-    way = ways(compiled, table, (span,), torch.get_num_threads())[span]
-    way.walk()
-    way.check()
+    found = walks(compiled, table, (span,), torch.get_num_threads())[span]
+    found.walk()
+    found.check()
 
 
-def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Way:
-    """Return how to walk all of a table on ``count`` threads; what can fail before the walk, fails here."""
-    return _walk(compiled, table, count).ways[None]
+def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Walk:
+    """Return the walk of a whole table on ``count`` threads; what can fail before the walk, fails here."""
+    return _cached_walks(compiled, table, count).by_span[None]
 
 
-def ways(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Ways:
-    """Return how to walk each of ``spans``, and all of the table."""
-    walk = _walk(compiled, table, count)
+def walks(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Walks:
+    """Return the walk of each of ``spans``, and of the whole table."""
+    cached = _cached_walks(compiled, table, count)
     for span in spans:
-        if span not in walk.ways:
-            walk.ways[span] = _way(walk, table, span)
-    return walk.ways
+        if span not in cached.by_span:
+            cached.by_span[span] = _choose_walk(cached, table, span)
+    return cached.by_span
 
 
-class _Walk(NamedTuple):
-    """The cached ways to walk a table with a kernel on some threads; ``member``: the kernel's entry for teams."""
+class _CachedWalks(NamedTuple):
+    """The cached walks of a table with a kernel on some threads; ``member``: the kernel's entry for teams."""
 
     kernel: Callable[..., None]
     member: int | None
     threads: int
-    ways: Ways
+    by_span: Walks
 
 
-def _walk(compiled: Callable[..., None], table: HostTable, count: int) -> _Walk:
+def _cached_walks(compiled: Callable[..., None], table: HostTable, count: int) -> _CachedWalks:
     member = team.member(compiled) if count > 1 else None
-    walk: _Walk | None = table.walk
-    if walk is None or walk.kernel is not compiled or walk.member != member or walk.threads != count:
-        walk = _Walk(compiled, member, count, {})
-        walk.ways[None] = _way(walk, table, None)
-        table.walk = walk
-    return walk
+    cached: _CachedWalks | None = table.walk
+    if cached is None or cached.kernel is not compiled or cached.member != member or cached.threads != count:
+        cached = _CachedWalks(compiled, member, count, {})
+        cached.by_span[None] = _choose_walk(cached, table, None)
+        table.walk = cached
+    return cached
 
 
 def arguments_of(table: HostTable) -> tuple[Any, ...]:
@@ -128,19 +128,19 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
     return table.scalars, table.row_words, table.chunk_words, table.geometry.chunk_numel
 
 
-def _way(walk: _Walk, table: HostTable, span: Span | None) -> Way:
+def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> Walk:
     """Choose this thread, a team (a thread always gets the same span, which its cache may hold), or our own threads."""
     first, last = span or (0, len(table.chunk_words))
-    per_thread, least = (SHARES, MIN_ELEMENTS // SHARES) if walk.member is None else (1, team.MIN_ELEMENTS)
+    per_thread, least = (SHARES, MIN_ELEMENTS // SHARES) if cached.member is None else (1, team.MIN_ELEMENTS)
     arguments = arguments_of(table)
-    alone = Way(functools.partial(walk.kernel, *arguments, first, last))
-    if walk.threads == 1 or last - first <= 1:
+    alone = Walk(functools.partial(cached.kernel, *arguments, first, last))
+    if cached.threads == 1 or last - first <= 1:
         return alone
-    spans = table.shares((first, last), walk.threads * per_thread, least)
+    spans = table.shares((first, last), cached.threads * per_thread, least)
     if len(spans) <= per_thread:
         return alone
-    if walk.member is None:
-        some = functools.partial(walk.kernel, *arguments)
-        return Way(functools.partial(threads.run, some, spans, -(-len(spans) // per_thread)))
+    if cached.member is None:
+        some = functools.partial(cached.kernel, *arguments)
+        return Walk(functools.partial(threads.run, some, spans, -(-len(spans) // per_thread)))
     call = team.Call(arguments, spans)
-    return Way(call.on(walk.member, walk.threads), call)
+    return Walk(call.on(cached.member, cached.threads), call)

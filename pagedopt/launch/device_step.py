@@ -19,7 +19,7 @@ from ..system.cuda import driver
 from ..tables.layout import WORD, HostTable, Span, table_type
 from ..transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
 
-#: Copies under way before the host waits for the oldest.
+#: Copies in flight before the host waits for the oldest.
 STAGING_BUFFERS = 4
 #: The lowest bit of an address that the prologue reads a float32 at; without it, a float64.
 SINGLE = 1
@@ -156,7 +156,7 @@ class _Lent(Lent):
 
 
 class StagedCopies:
-    """Copies from the host in stream order, by way of page-locked buffers, each guarded by an event."""
+    """Copies from the host in stream order, through page-locked buffers, each guarded by an event."""
 
     def __init__(self, device: int, nbytes: int) -> None:
         self._device, self._nbytes, self._at = device, nbytes, -1

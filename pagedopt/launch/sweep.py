@@ -202,14 +202,14 @@ class Sweep:
                 sets = [[*uniforms, seed] for uniforms, seed in zip(sets, each, strict=True)]
         self.table.host.set_scalars(sets)
 
-    def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, ways: Any) -> Iterator[None]:
-        return passes(steps, self._launch_on_cpu({None: ways} if steps is WHOLE else ways), mover)
+    def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, walks: Any) -> Iterator[None]:
+        return passes(steps, self._launch_on_cpu({None: walks} if steps is WHOLE else walks), mover)
 
-    def _launch_on_cpu(self, ways: Any) -> Callable[[Span | None], None]:
+    def _launch_on_cpu(self, walks: Any) -> Callable[[Span | None], None]:
         """Return the function that updates a span."""
 
         def launch(span: Span | None) -> None:
-            walk, team = ways[span]
+            walk, team = walks[span]
             self.begun = True  # set here: from now on only the update itself can fail
             walk()
             self.launches += 1
@@ -272,7 +272,7 @@ class Sweep:
             for action in steps:
                 if type(action) is Launch:
                     spans.append(action.span)
-            return cpu.ways(kernel, self.table.host, spans, threads)
+            return cpu.walks(kernel, self.table.host, spans, threads)
         kind = self.transport.kind(self.table.host)
         by, kernel = self._kernel
         if by != kind:

@@ -85,7 +85,7 @@ def _found(handle: int) -> tuple[Handed, Any]:
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one shape lie in the same memory in the same way."""
+    """Whether two tensors of one shape lie in the same memory with the same strides."""
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 

@@ -1,7 +1,7 @@
 """Fast comparison of many objects and tensors with what they were in the last step.
 
 A step compares every tensor that it is about to use.  One Python call for each would be slow, so this file uses private
-parts of torch and CPython.  Each is tested on first use.  If it is missing or wrong, a slower way replaces it.
+parts of torch and CPython.  Each is tested on first use.  If it is missing or wrong, slower code replaces it.
 """
 
 from __future__ import annotations

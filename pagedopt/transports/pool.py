@@ -19,7 +19,7 @@ AGAIN = 16
 
 
 class PooledTransport(Transport):
-    """The transport ``way`` for large tables; small ones use buffers that all tables of a device share.
+    """The transport ``ring`` for large tables; small ones use buffers that all tables of a device share.
 
     A buffer is reused once the launch that read it has ended; until then new buffers are made, so the host never waits.
     Do not capture its launches into a CUDA graph.
@@ -28,32 +28,32 @@ class PooledTransport(Transport):
     name = "pool"
     in_memory = True
 
-    def __init__(self, way: RingTransport) -> None:
-        self._way = way
-        self.over_link = way.over_link  # type: ignore[misc] # a class variable elsewhere
-        super().__init__(way.device)
+    def __init__(self, ring: RingTransport) -> None:
+        self._ring = ring
+        self.over_link = ring.over_link  # type: ignore[misc] # a class variable elsewhere
+        super().__init__(ring.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._way,)
+        return type(self), (self._ring,)
 
     def kind(self, table: HostTable) -> str:
-        return self._way.kind(table)
+        return self._ring.kind(table)
 
     def prepare(self, table: HostTable) -> None:
-        self._way.prepare(table)
+        self._ring.prepare(table)
 
     def lend(self, table: HostTable, stream: int) -> Lent:
         if table.words.nbytes > SMALL:
-            lent = self._way.lend(table, stream)
+            lent = self._ring.lend(table, stream)
         else:
-            buffer = _pool_of(type(self._way), self.device).take(table.words.nbytes)
+            buffer = _pool_of(type(self._ring), self.device).take(table.words.nbytes)
             try:
-                self._way.publish(buffer, buffer.write(table), stream)
+                self._ring.publish(buffer, buffer.write(table), stream)
             except BaseException:
                 buffer.give_back()
                 raise
             lent = buffer.lend(stream)
-        self.copied_bytes = self._way.copied_bytes
+        self.copied_bytes = self._ring.copied_bytes
         return lent
 
 
@@ -74,10 +74,10 @@ class _PooledBuffer(TableBuffer):
 
 
 class _BufferPool:
-    """The buffers of one kind of transport on one device; safe to use from several threads."""
+    """The buffers of one class of transport on one device; safe to use from several threads."""
 
-    def __init__(self, kind: type[RingTransport], device: int) -> None:
-        self._way = kind(device)
+    def __init__(self, cls: type[RingTransport], device: int) -> None:
+        self._ring = cls(device)
         #: By bytes: buffers that no launch reads, and those that have been lent.
         self._sizes: dict[int, tuple[list[_PooledBuffer], deque[_PooledBuffer]]] = {}
 
@@ -111,11 +111,11 @@ class _BufferPool:
         lent.extendleft(reversed(some))
 
     def _more(self, size: int, free: list[_PooledBuffer], lent: deque[_PooledBuffer]) -> _PooledBuffer:
-        whole = self._way.allocate(ALLOCATION)
+        whole = self._ring.allocate(ALLOCATION)
         made = []
         for begin in range(0, ALLOCATION, size):
             words = whole.words[begin // WORD : (begin + size) // WORD]
-            buffer = _PooledBuffer(words, whole.address + begin, self._way.device, keep_alive=whole)
+            buffer = _PooledBuffer(words, whole.address + begin, self._ring.device, keep_alive=whole)
             buffer.lent = lent
             made.append(buffer)
         first, *others = made
@@ -124,5 +124,5 @@ class _BufferPool:
 
 
 @functools.cache
-def _pool_of(kind: type[RingTransport], device: int) -> _BufferPool:
-    return _BufferPool(kind, device)
+def _pool_of(cls: type[RingTransport], device: int) -> _BufferPool:
+    return _BufferPool(cls, device)

@@ -54,7 +54,7 @@ class Lent:
 
 
 class Transport(ABC):
-    """A way for pointer tables to reach kernels.
+    """How pointer tables reach kernels.
 
     Pass a subclass of your own as ``PagedAdamW(transport=TheClass)``.  It defines :meth:`kind` and :meth:`lend`; its
     constructor is called with the device index alone, and it has no substitute.  Define it at the top level of a

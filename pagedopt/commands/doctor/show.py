@@ -81,8 +81,8 @@ def chosen(report: Mapping[str, Any]) -> list[str]:
     out = []
     for choice in report["choices"]:
         asked = "device_budget=None" if choice["device_budget"] is None else "device_budget='2GiB', say"
-        way = f", host_access={choice['host_access']!r}" if choice["host_access"] else ""
-        got = f"placement={choice['placement']!r}{way}" if choice["placement"] else "nothing"
+        access = f", host_access={choice['host_access']!r}" if choice["host_access"] else ""
+        got = f"placement={choice['placement']!r}{access}" if choice["placement"] else "nothing"
         out.append(f"On {report['device']}, {asked}: [bold]{got}[/bold] ({escape(choice['why'])}).")
     return out
 

@@ -63,14 +63,14 @@ class Bucket:
         def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
             lists = self._cut(self.lists.as_seen(tensors, shards))
             first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
-            way, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
-            rows, geometry = (way.rows, way.geometry) if way else (None, None)
+            pages, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
+            rows, geometry = (pages.rows, pages.geometry) if pages else (None, None)
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
                 transport=pooled(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
             )  # fmt: skip
-            return way, sweep, lists[0]
+            return pages, sweep, lists[0]
 
         self.route, self.sweep, params = self._with_gradient_copies(bind)
         self.sweep.table.let_go()

@@ -33,7 +33,7 @@ class Shadow:
     """What :func:`shadow` measured.  In each pair torch's value is first.
 
     Attributes:
-        names: of the two classes; of torch's with the way in which it computes (loop, foreach, fused).
+        names: of the two classes; torch's with its implementation (loop, foreach, fused).
         losses: of every step.
         difference: the largest absolute difference between the two's parameters after the last step; NaN if either has
             become NaN.
@@ -41,9 +41,9 @@ class Shadow:
         change: the largest change of a parameter by torch's steps, a yardstick for ``difference``.
         state_bytes: of state beside the parameters (on their device; on a CPU in RAM), a ring of slots included.
         seconds: of ``step()``, synchronized, the median without the first step (unless there is only one).
-        torch_way: another way in which torch's class computes, as a yardstick: how far is torch from itself?  "" if
+        torch_way: another implementation of torch's class, as a yardstick: how far is torch from itself?  "" if
             none was tried, as for complex parameters, a learning rate that is a tensor, and ``capturable`` groups.
-        torch_difference, torch_losses: as ``difference`` and ``losses``, of torch's two ways.
+        torch_difference, torch_losses: as ``difference`` and ``losses``, of torch's two implementations.
 
     Example:
         >>> print(pagedopt.shadow(model, optimizer, itertools.islice(loader, 5), device_budget="50%"))
@@ -99,9 +99,9 @@ def shadow(
 ) -> Shadow:
     """Train with torch's optimizer, then from the same start with the paged one, then restore everything.
 
-    torch's computes in the way that the groups' flags choose (``foreach``, ``fused``), else in its default.  Each step
+    torch's uses the implementation that the groups' flags choose (``foreach``, ``fused``), else its default.  Each step
     differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).  As
-    training amplifies them, a third run, with torch's in another of its ways, says how far torch is from itself.
+    training amplifies them, a third run, with another of torch's implementations, says how far torch is from itself.
 
     Each run has state of its own, which begins as a copy of ``optimizer``'s.  The device needs room for one such state
     more, and the host for three copies of the parameters.  Restored are parameters, gradients, buffers, modes and
@@ -129,7 +129,7 @@ def shadow(
     if not taken:
         raise ValueError("there is no batch in batches (an iterator that was used up gives none)")
     runs: list[tuple[Any, Options, dict[str, Any]]] = [(pair[0], {}, {}), (pair[1], ours, {})]
-    if other := _other_way(optimizer):
+    if other := _other_implementation(optimizer):
         runs.append((pair[0], {}, other))
     seen, ends = [], []
     with _restored(model, optimizer) as restart:
@@ -151,12 +151,12 @@ def shadow(
     difference, where = _largest(*ends[:2])
     change, _ = _largest(ends[0], {name: p.detach() for name, p in _named(model, optimizer)})  # restored by now
     losses, nbytes, seconds = zip(*seen, strict=True)
-    names = (f"torch's {pair[0].__name__} ({_way(optimizer)})", pair[1].__name__)
+    names = (f"torch's {pair[0].__name__} ({_implementation(optimizer)})", pair[1].__name__)
     found = Shadow(names, losses[:2], difference, where, change, nbytes[:2], seconds[:2])
     if not other:
         return found
-    way, (apart, _) = "fused" if other["fused"] else "foreach", _largest(ends[0], ends[2])
-    return replace(found, torch_way=way, torch_difference=apart, torch_losses=losses[2])
+    name, (apart, _) = "fused" if other["fused"] else "foreach", _largest(ends[0], ends[2])
+    return replace(found, torch_way=name, torch_difference=apart, torch_losses=losses[2])
 
 
 def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any, Any], Options]:
@@ -173,24 +173,24 @@ def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any
     raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
 
 
-def _way(optimizer: torch.optim.Optimizer) -> str:
-    """Return which of torch's ways the groups' flags choose; without a flag torch's default."""
-    ways = set()
+def _implementation(optimizer: torch.optim.Optimizer) -> str:
+    """Return the implementation that the groups' flags choose; without a flag torch's default."""
+    chosen = set()
     for group in optimizer.param_groups:
         default = any(p.is_cuda for p in group["params"]) if group.get("foreach") is None else group["foreach"]
-        ways.add("fused" if group.get("fused") else "foreach" if default else "loop")
-    return " and ".join(sorted(ways))
+        chosen.add("fused" if group.get("fused") else "foreach" if default else "loop")
+    return " and ".join(sorted(chosen))
 
 
-def _other_way(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return flags with which torch computes in another way; {} if these groups may not allow one."""
+def _other_implementation(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return flags that choose another implementation of torch; {} if these groups may not allow one."""
     for group in optimizer.param_groups:
         numbers = (group["lr"], *group.get("betas", ()))
         if group.get("capturable") or any(isinstance(number, torch.Tensor) for number in numbers):
             return {}
         if not all(p.is_floating_point() for p in group["params"]):
             return {}
-    fused = "fused" not in _way(optimizer)
+    fused = "fused" not in _implementation(optimizer)
     return {"foreach": not fused, "fused": fused}
 
 

@@ -191,14 +191,14 @@ class Writer:
         """Return ``text``, computed only in the branches in which the author computes it; else 0."""
         if not isinstance(value, Node) or value in self._named or not self.program.tests(value):
             return text
-        ways = []
+        cases = []
         for path in value.paths:
             tests = [(self.condition(t), taken) for i, taken in path if not (t := self.program.nodes[i]).varies]
             each = [test if taken else self._row("not", test) for test, taken in tests]
             if not each:
                 return text
-            ways.append(reduce(lambda a, b: self._row("and", b, a), reversed(each)))
-        return self._row("choice", reduce(lambda a, b: self._row("or", b, a), reversed(ways)), text, self.number(0.0))
+            cases.append(reduce(lambda a, b: self._row("and", b, a), reversed(each)))
+        return self._row("choice", reduce(lambda a, b: self._row("or", b, a), reversed(cases)), text, self.number(0.0))
 
     def _row(self, op: str, *args: str) -> str:
         again = self.stored[int(args[0])](args[1]) if op == "stored" and self.stored else ""
