@@ -158,9 +158,9 @@ template <Rounding HOW, class S> __device__ __forceinline__ unsigned when_of(con
 // neighbours among the inputs share a call, of which the compiler then makes one.
 __device__ __forceinline__ Philox draw(const Spot& spot, unsigned when, bool lower) {
     const unsigned long long index = spot.index, seed = spot.seed;
-    const unsigned long long place = index / BLOCK_NUMEL * 32 + index % BLOCK_NUMEL / QUAD;
-    const unsigned high = (unsigned)(place >> 32) | (lower ? 0x80000000u : 0u);
-    return Philox(place, high, when, spot.row, seed >> 32, spot.input / 2);
+    const unsigned long long position = index / BLOCK_NUMEL * 32 + index % BLOCK_NUMEL / QUAD;
+    const unsigned high = (unsigned)(position >> 32) | (lower ? 0x80000000u : 0u);
+    return Philox(position, high, when, spot.row, seed >> 32, spot.input / 2);
 }
 // Those of element i; the first of two neighbours has the bytes swapped.
 __device__ __forceinline__ float bits_for(int i, const Philox& random, const Spot& spot) {

@@ -18,7 +18,7 @@ from .format import Column, Format
 from .int8_text import LOAD_3, LOAD_4, How, store
 
 BLOCK = 256
-#: Parameters of fewer elements keep their state in float32.
+#: State of parameters with fewer elements is stored in float32.
 FEWEST = 4096
 #: A second moment with a decay from here on moves by less than a code in a step, and is rounded at random.
 SLOW = 0.99
@@ -170,7 +170,7 @@ OLD_ROOT2 = OldRoot2()
 
 
 class Int8(Choice):
-    """``state_format="int8"``: :class:`Root3` and :class:`Root4`; small parameters keep float32."""
+    """``state_format="int8"``: :class:`Root3` and :class:`Root4`; small parameters have float32."""
 
     name = "int8"
     formats = FIRST["nearest"], SECOND["nearest"], OLD_ROOT2

@@ -111,9 +111,9 @@ block = np.uint64(index) // np.uint64(256) * np.uint64(32)
 swapped = input % 2 == 0
 for again in range(2):
     for lane in range(32):
-        place = block + np.uint64(lane)
-        words[512 + lane] = np.uint32(place & np.uint64(0xFFFFFFFF))
-        words[544 + lane] = np.uint32(place >> np.uint64(32)) | np.uint32(again << 31)
+        position = block + np.uint64(lane)
+        words[512 + lane] = np.uint32(position & np.uint64(0xFFFFFFFF))
+        words[544 + lane] = np.uint32(position >> np.uint64(32)) | np.uint32(again << 31)
         words[576 + lane] = when
         words[608 + lane] = np.uint32(row)
     key = np.uint32(seed >> 32)

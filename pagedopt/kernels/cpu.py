@@ -14,7 +14,7 @@ import torch
 
 from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
-from ..tables.storage import PLACES, StorageFormat
+from ..tables.storage import POSITION_WORDS, StorageFormat
 from . import cpu_text, team, threads
 from .kernel_rule import KernelRule
 
@@ -59,7 +59,7 @@ def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[...
 def _kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
     columns, uniforms = sum(len(f.columns) for f in formats), rule.uniform_count
     if not all(f.plain for f in formats):
-        columns, uniforms = columns + PLACES, uniforms + 1  # the element's position, and the seed
+        columns, uniforms = columns + POSITION_WORDS, uniforms + 1  # the element's position, and the seed
     return _compiled(cpu_text.source(rule, formats), rule.name, columns, uniforms)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..tables.storage import PLACES, Column, StorageFormat
+from ..tables.storage import POSITION_WORDS, Column, StorageFormat
 from . import team
 from .kernel_rule import KernelRule
 from .source import arithmetic
@@ -109,7 +109,7 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> s
                 functions.append(_block_function(f"_store{i}", form, form.numba_store))
                 after += _block_calls(f"_store{i}", i, word, form)
         word += len(form.columns)
-    lists = word + PLACES
+    lists = word + POSITION_WORDS
     lines = [
         *_uniforms(rule, lists),
         f"_parameter, _index = _rows[_row, {word}], _rows[_row, {word + 1}] + _offset",

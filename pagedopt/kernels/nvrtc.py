@@ -51,11 +51,11 @@ def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
         return found
     cubin, (symbol,) = compile_cuda(text, (name,), arch)
     mark = cache.digest(symbol, cubin)
-    path = cache.keep(_cubin_file(key, mark), cubin)
+    path = cache.store(_cubin_file(key, mark), cubin)
     if path is None:
         return cache.in_memory(cubin), symbol
     note = f"{key}.sealed"
-    cache.keep(note, cache.seal(note, f"{symbol} {mark}".encode()))
+    cache.store(note, cache.seal(note, f"{symbol} {mark}".encode()))
     return path, symbol
 
 

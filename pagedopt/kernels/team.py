@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..system.numba.compile_text import keep
+from ..system.numba.compile_text import with_disk_cache
 from ..tables.layout import Span
 
 #: Elements that justify waking one more thread.
@@ -72,7 +72,7 @@ def prepare(kernel: Callable[..., None]) -> None:
         return
     from numba import types
 
-    member = keep(sys.modules[kernel.__module__], "member")
+    member = with_disk_cache(sys.modules[kernel.__module__], "member")
     member.compile((types.int64,))
     (compiled,) = member.overloads.values()
     _members[kernel] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)

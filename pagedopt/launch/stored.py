@@ -26,7 +26,7 @@ class Stored:
         keys: the names of all columns, in the order of the table.
         per: for each column, how many elements share an entry.
         writes: indices of the columns that are overwritten.
-        placed: whether a format needs the index of an element in its tensor.
+        by_position: whether a format needs the index of an element in its tensor.
         per_thread: elements that a thread takes at a time.
 
     Raises:
@@ -52,7 +52,7 @@ class Stored:
         self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
         self.per = tuple([c.per for each in columns for c in each])
         self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
-        self.placed = any(f is not None and not f.plain for f in self.given)
+        self.by_position = any(f is not None and not f.plain for f in self.given)
         self.per_thread = width([f or FLOAT32 for f in self.given])
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
 

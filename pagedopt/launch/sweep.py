@@ -79,14 +79,14 @@ class Sweep:
             lists,
             writes=self.stored.writes,
             names=keys,
-            uniforms=rule.uniform_count + self.stored.placed,
+            uniforms=rule.uniform_count + self.stored.by_position,
             sets=sets,
             geometry=geometry,
             itemsize=_widest(lists),
             over_link=over_link(transport),
             rows=rows,
             per=self.stored.per,
-            places=self.stored.placed,
+            places=self.stored.by_position,
             numbers=numbers,
             per_thread=self.stored.per_thread,
         )
@@ -194,7 +194,7 @@ class Sweep:
 
     def set_scalars(self, sets: Sets, seeds: float | Sequence[float] = 0) -> None:
         """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
-        if self.stored.placed:
+        if self.stored.by_position:
             each = [seeds] * len(sets) if isinstance(seeds, int | float) else seeds
             if isinstance(sets, np.ndarray):
                 sets = np.column_stack([sets, each])

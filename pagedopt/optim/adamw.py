@@ -33,7 +33,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         foreach, fused: choose torch's implementation; this class has only one.  They have two effects, both as in
             torch: which inputs are refused, and where ``step`` lies (with ``fused`` on the parameter's device, which
             reads it there in each step, with the learning rate and betas).
-        capturable: keep ``step`` on the parameter's device, and read it, the learning rate and betas there: then
+        capturable: store ``step`` on the parameter's device, and read it, the learning rate and betas there: then
             ``torch.cuda.graph`` may capture :meth:`step`.
         differentiable: must be False.
         options: see below.

@@ -22,7 +22,7 @@ AUTO_SHARE, AUTO_MIN = 0.05, 256 << 20
 AUTO_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def place(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
+def resident_pages(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
     """Return how many of the first pages of each arena stay on the device: never more bytes than the budget allows.
 
     A budget in bytes gives nothing to arenas after one that does not fit whole; a share applies to each arena.  So a

@@ -196,7 +196,7 @@ def divide(arenas: Sequence[tuple[type[Arena], Layout]], budget: Budget) -> list
 
     Making arenas, moving pages and estimating all ask here; ``arenas`` are in the order in which they were made.
     """
-    paged = iter(policy.place([layout.page_bytes() for kind, layout in arenas if kind.paged], budget))
+    paged = iter(policy.resident_pages([layout.page_bytes() for kind, layout in arenas if kind.paged], budget))
     return [next(paged) if kind.paged else layout.pages if kind.away is None else 0 for kind, layout in arenas]
 
 

@@ -252,8 +252,8 @@ def kind_of(placement: Placement | None, device: torch.device, budget: Budget) -
 
 
 def _warn_of_stand_in(device: torch.device, placement: Placement, kind: type[Arena], reason: str) -> None:
-    place = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
+    stand_in = "ordinary memory" if kind.plain and device.type == "cpu" else f"placement {kind.name!r}"
     warn_once(
         ("placement", str(device), shown(placement), kind.name),
-        f"placement={shown(placement)} on {device}: {reason}. State is kept in {place}; results are the same",
+        f"placement={shown(placement)} on {device}: {reason}. State is kept in {stand_in}; results are the same",
     )

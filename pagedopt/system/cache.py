@@ -55,16 +55,16 @@ def seal(name: str, data: bytes) -> bytes:
     return digest(name, data).encode() + b"\n" + data
 
 
-def unseal(kept: CachedFile) -> bytes | None:
+def unseal(file: CachedFile) -> bytes | None:
     """Return the data of a sealed file.  If it is damaged, delete it and return None."""
-    mark, _, data = kept.data.partition(b"\n")
-    if mark == digest(kept.path.name, data).encode():
+    mark, _, data = file.data.partition(b"\n")
+    if mark == digest(file.path.name, data).encode():
         return data
-    discard(kept.path, "it is damaged")
+    discard(file.path, "it is damaged")
     return None
 
 
-def keep(name: str, data: bytes) -> Path | None:
+def store(name: str, data: bytes) -> Path | None:
     """Write a file for later processes, or at least for this one; return None if nothing can be written.
 
     The first time that the cache folder cannot be used, there is a warning.
@@ -88,7 +88,7 @@ def keep(name: str, data: bytes) -> Path | None:
 
 
 def find(name: str) -> CachedFile | None:
-    """Return the file that :func:`keep` wrote under ``name``, if it is there and nobody else can have written it."""
+    """Return the file that :func:`store` wrote under ``name``, if it is there and nobody else can have written it."""
     for folder in _folders():
         path = folder / name
         try:
@@ -176,7 +176,7 @@ def _make(folder: Path) -> None:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders in which :func:`keep` may have written, if nobody else can write there."""
+    """Yield the folders in which :func:`store` may have written, if nobody else can write there."""
     with contextlib.suppress(OSError):
         yield _ours(cache_folder())
     if _temporary is not None and _temporary[0] == os.getpid():

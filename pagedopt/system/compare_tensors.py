@@ -114,11 +114,11 @@ def holds(function, next_item, get_item, whole, ends, keys, names, values, at, c
 '''
 
     def __init__(self, function: int) -> None:
-        from .numba.compile_text import keep, load
+        from .numba.compile_text import load, with_disk_cache
 
         self._function = function
         self._kernel: Any = load(self.TEXT, "reader", "pagedopt.system.numba.foreign_calls")
-        self._holds: Any = keep(sys.modules[self._kernel.__module__], "holds")
+        self._holds: Any = with_disk_cache(sys.modules[self._kernel.__module__], "holds")
         calls = ctypes.pythonapi.PyDict_Next, ctypes.pythonapi.PyDict_GetItem
         self._next, self._get = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
 

@@ -15,7 +15,7 @@ from ..system.compare_tensors import Addresses, TensorLayout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
 from .columns import Located, TensorList, Tensors, has_memory, missing
 from .layout import Geometry, HostTable, choose_geometry
-from .storage import PLACES
+from .storage import POSITION_WORDS
 
 Indices = npt.NDArray[np.int64]
 
@@ -124,10 +124,10 @@ class PointerTable:
         counts = self._common.numels if rows is None else rows.numel
         over_link = over_link and self.device.type == "cuda"
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link, per_thread)
-        self.host = HostTable(len(lists) + (PLACES if places else 0), counts, uniforms, sets, geometry)
+        self.host = HostTable(len(lists) + (POSITION_WORDS if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
         self._numbers = np.arange(len(lists[0])) if numbers is None else np.asarray(numbers)
-        self._write_places(self.host)
+        self._write_positions(self.host)
         self._columns: list[Located | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
         self._seen: _Seen | None = None
@@ -306,11 +306,11 @@ class PointerTable:
         """
         counts = self._common.numels if self._rows is None else self._rows.numel
         host = HostTable(self.host.lists, counts, self.host.scalars.shape[1], sets, self.host.geometry)
-        self._write_places(host)
+        self._write_positions(host)
         self._write_rows(host)
         self.host = host
 
-    def _write_places(self, host: HostTable) -> None:
+    def _write_positions(self, host: HostTable) -> None:
         """Write each row's tensor number and first element, if the table has words for them (``places``)."""
         words = host.rows["address"][:, len(self._addresses) :]
         if words.shape[1]:

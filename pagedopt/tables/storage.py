@@ -12,7 +12,7 @@ from .columns import dense_like
 
 #: Words of a row, after its addresses, for formats that ask for the position of an element: the index of the
 #: parameter, and that of the row's first element in it.
-PLACES = 2
+POSITION_WORDS = 2
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def test_a_home_that_cannot_be_written_is_said_once_and_without_source(tmp_path:
     code, said = said_by("-m", "pagedopt", *TRAIN, str(tmp_path), to=os.devnull, **nowhere)
     assert code == 0
     assert said.startswith("pagedopt: compiled kernels cannot be kept in /dev/null/cache: ")
-    assert "cache.keep" not in said
+    assert "cache.store" not in said
 
 
 def test_a_program_is_shown_the_line_of_its_own(tmp_path: Path) -> None:

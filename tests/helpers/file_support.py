@@ -16,7 +16,7 @@ from children import python
 
 from pagedopt.paging.budget import Budget
 from pagedopt.paging.pages import lay_out
-from pagedopt.paging.policy import place, schedule
+from pagedopt.paging.policy import resident_pages, schedule
 from pagedopt.paging.visits import Span, passes, plan
 from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
@@ -31,7 +31,7 @@ NUMEL = 10 * SMALL // 4 - 77  # ten pages, the last one not full
 def arena(numel: int, budget: int | None = 0, sections: int = 2, stretch: int = FileArena.stretch) -> FileArena:
     """State of one parameter of ``numel`` 32-bit numbers, of which ``budget`` bytes stay in memory."""
     layout = lay_out([numel], [4] * sections, FileArena.granule, stretch)
-    return FileArena(layout, CPU, place([layout.page_bytes()], Budget(budget))[0])
+    return FileArena(layout, CPU, resident_pages([layout.page_bytes()], Budget(budget))[0])
 
 
 def sections_of(memory: FileArena) -> list[torch.Tensor]:

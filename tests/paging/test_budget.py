@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pagedopt.common.units import parse_bytes
 from pagedopt.paging.budget import ALL, Budget, Given
 from pagedopt.paging.pages import lay_out
-from pagedopt.paging.policy import place
+from pagedopt.paging.policy import resident_pages
 
 GIB = 1 << 30
 
@@ -210,7 +210,7 @@ def pages_of(layouts: list[tuple[list[int], list[int]]]) -> list[np.ndarray]:
 def test_a_share_is_kept_in_every_order_and_by_every_arena(layouts: list, said: float | str) -> None:
     budget = Budget(said)
     for order in itertools.permutations(pages_of(layouts)):
-        stay = place(order, budget)
+        stay = resident_pages(order, budget)
         kept = [int(sizes[:count].sum()) for sizes, count in zip(order, stay, strict=True)]
         total = sum(int(sizes.sum()) for sizes in order)
         assert sum(kept) <= budget.share * total
@@ -219,22 +219,24 @@ def test_a_share_is_kept_in_every_order_and_by_every_arena(layouts: list, said: 
             assert sizes[:count].sum() <= mine, "more than its share"
             assert count == len(sizes) or sizes[: count + 1].sum() > mine, "a page less than its share allows"
         for first in range(len(order)):
-            assert place(order[:first], budget) == stay[:first], "a later arena changed what an earlier one keeps"
+            assert resident_pages(order[:first], budget) == stay[:first], (
+                "a later arena changed what an earlier one keeps"
+            )
 
 
 @given(layouts=LAYOUTS, one=SHARES, other=SHARES)
 @settings(deadline=None, max_examples=60)
 def test_a_larger_share_keeps_what_a_smaller_one_keeps(layouts: list, one: float | str, other: float | str) -> None:
     pages, budgets = pages_of(layouts), sorted((Budget(one), Budget(other)), key=lambda b: b.share)
-    assert all(a <= b for a, b in zip(*(place(pages, budget) for budget in budgets), strict=True))
-    assert place(pages, Budget(1.0)) == [len(sizes) for sizes in pages]
+    assert all(a <= b for a, b in zip(*(resident_pages(pages, budget) for budget in budgets), strict=True))
+    assert resident_pages(pages, Budget(1.0)) == [len(sizes) for sizes in pages]
 
 
 @given(layouts=LAYOUTS, away=st.integers(0, 2_000_000))
 @settings(deadline=None, max_examples=60)
 def test_never_more_is_away_than_may_be_and_never_a_page_less(layouts: list, away: int) -> None:
     pages = pages_of(layouts)
-    stay = place(pages, Budget.leaving(away))
+    stay = resident_pages(pages, Budget.leaving(away))
     gone = [int(sizes[count:].sum()) for sizes, count in zip(pages, stay, strict=True)]
     assert sum(gone) <= away
     left = away
@@ -242,7 +244,7 @@ def test_never_more_is_away_than_may_be_and_never_a_page_less(layouts: list, awa
         left -= nbytes
         assert count == 0 or int(sizes[count - 1]) > left  # the next page would be one too many
     for first in range(len(pages)):  # what comes later takes nothing from those that are there
-        assert place(pages[:first], Budget.leaving(away)) == stay[:first]
+        assert resident_pages(pages[:first], Budget.leaving(away)) == stay[:first]
     total = sum(int(sizes.sum()) for sizes in pages)
     assert Budget.leaving(away).of(total) == Budget.leaving(away).limit(total) == max(0, total - away)
     assert not Budget.leaving(away).everything

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from pagedopt.paging.budget import ALL, Budget
 from pagedopt.paging.pages import GRANULE, lay_out
-from pagedopt.paging.policy import AUTO_MIN, SLOTS, auto_is_due, place, reserve, schedule, spare_bytes, worth_moving
+from pagedopt.paging.policy import (
+    AUTO_MIN,
+    SLOTS,
+    auto_is_due,
+    reserve,
+    resident_pages,
+    schedule,
+    spare_bytes,
+    worth_moving,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -24,14 +33,14 @@ def resident_bytes(arenas: list[list[int]], boundaries: list[int]) -> int:
     return sum(sum(sizes[:stay]) for sizes, stay in zip(arenas, boundaries, strict=True))
 
 
-# ---- place ----
+# ---- resident pages ----
 
 
 @given(ARENAS, st.integers(0, 600))
 @example([[10, 10], [1]], 15)
 @example([[], [3]], 3)
 def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[list[int]], budget: int) -> None:
-    boundaries = place(arrays(arenas), Budget(budget))
+    boundaries = resident_pages(arrays(arenas), Budget(budget))
     used = resident_bytes(arenas, boundaries)
     assert used <= budget
     left_out = [sizes[stay] for sizes, stay in zip(arenas, boundaries, strict=True) if stay < len(sizes)]
@@ -43,14 +52,14 @@ def test_never_over_budget_and_never_a_page_less_than_it_allows(arenas: list[lis
 @example([[10], [6, 6]], 9, 10)
 def test_a_larger_budget_keeps_what_a_smaller_one_keeps(arenas: list[list[int]], one: int, other: int) -> None:
     """So a change of budget moves pages one way only."""
-    small, large = (place(arrays(arenas), Budget(budget)) for budget in sorted((one, other)))
+    small, large = (resident_pages(arrays(arenas), Budget(budget)) for budget in sorted((one, other)))
     assert all(a <= b for a, b in zip(small, large, strict=True))
 
 
 @given(ARENAS, st.integers(0, 600))
 def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -> None:
     """Behind the first page that goes away none with bytes stays."""
-    boundaries = place(arrays(arenas), Budget(budget))
+    boundaries = resident_pages(arrays(arenas), Budget(budget))
     cut_off = [stay < len(sizes) for sizes, stay in zip(arenas, boundaries, strict=True)]
     if True in cut_off:
         behind = cut_off.index(True) + 1
@@ -61,21 +70,21 @@ def test_first_pages_first_across_arenas(arenas: list[list[int]], budget: int) -
 def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
     everything = [len(sizes) for sizes in arenas]
     for budget in (ALL, Budget(sum(map(sum, arenas))), Budget(2**70)):
-        assert place(arrays(arenas), budget) == everything
+        assert resident_pages(arrays(arenas), budget) == everything
 
 
 def test_hand_cases_of_place() -> None:
     arenas = arrays([[4, 4, 2], [3, 3], [1]])
     # Of 9 the page of 1 would fit, but stands behind those that do not.
     want = {0: [0, 0, 0], 4: [1, 0, 0], 9: [2, 0, 0], 10: [3, 0, 0], 13: [3, 1, 0], 16: [3, 2, 0], 17: [3, 2, 1]}
-    assert {budget: place(arenas, Budget(budget)) for budget in want} == want
-    assert place([], Budget(5)) == []
+    assert {budget: resident_pages(arenas, Budget(budget)) for budget in want} == want
+    assert resident_pages([], Budget(5)) == []
 
 
 def test_pages_of_a_vast_layout_are_placed() -> None:
     layout = lay_out([2**40, 2**31 + 5], (4, 4), GRANULE)
     sizes = layout.page_bytes()
-    [half] = place([sizes], Budget(layout.nbytes // 2))
+    [half] = resident_pages([sizes], Budget(layout.nbytes // 2))
     assert half == layout.pages // 2
     assert sizes[:half].sum() > 2**41
 

@@ -43,7 +43,7 @@ class Interrupt:
             left = (signal.SIG_IGN, None)  # None: a handler that Python has not set and could not restore
             caught = [number for number in CAUGHT if signal.getsignal(number) not in left]
             self._previous = {number: signal.signal(number, self._handle) for number in caught}
-            self._undo.enter_context(self._watched())
+            self._undo.enter_context(self._seen_by_a_thread())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -69,12 +69,12 @@ class Interrupt:
         self._previous = {}
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _seen_by_a_thread(self) -> Iterator[None]:
         """A ``with`` block in which a thread learns of every signal when it arrives, whatever the main thread does."""
         receiver, sender = socket.socketpair()
         sender.setblocking(False)
         before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
-        thread = threading.Thread(target=self._watch, args=(receiver,), daemon=True)
+        thread = threading.Thread(target=self._end_late_steps, args=(receiver,), daemon=True)
         thread.start()
         try:
             yield
@@ -84,7 +84,7 @@ class Interrupt:
             thread.join()
             receiver.close()
 
-    def _watch(self, receiver: socket.socket) -> None:
+    def _end_late_steps(self, receiver: socket.socket) -> None:
         """End the program when a step has gone on for too long after a signal; return when the sender is closed."""
         deadline, signals = math.inf, 0
         while True:

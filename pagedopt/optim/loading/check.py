@@ -19,7 +19,7 @@ from ...tables.columns import dense_like, has_memory, same_layout
 from ...tables.misfit import Misfit, misfit
 from ...tables.shards import is_sharded, local, placement_of
 from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
-from ..state.scalar_state import ScalarKind, beside_param, new_numbers, number_names
+from ..state.scalar_state import NumberSpec, beside_param, new_numbers, number_names
 from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 
 StateDict = dict[str, Any]
@@ -256,7 +256,7 @@ def _check_precision(asked: bool, what: str, loaded: torch.dtype, stored: torch.
     lost = torch.promote_types(loaded, stored) != stored and real_dtype(stored).itemsize >= 4
     if lost and not asked:
         raise ValueError(
-            f"{what} is {loaded} and would be rounded to {stored}, as no state_format says how to keep state; "
+            f"{what} is {loaded} and would be rounded to {stored}, as no state_format says how to store state; "
             "state_format='float64' keeps its precision, and state_format='float32' asks for the rounding"
         )
 
@@ -279,11 +279,11 @@ def number_of(member: Loaded, name: str) -> torch.Tensor:
 
     A tensor goes to the CPU in its dtype; if the group is fused or capturable, to the parameter's device as float32.
     """
-    value, place = member.entry[name], ScalarKind.of(member.group, member.param)
+    value, spec = member.entry[name], NumberSpec.of(member.group, member.param)
     if isinstance(value, torch.Tensor):
         dtype = torch.float32 if beside_param(member.group) else value.dtype
-        return value.detach().to(place.device, dtype, copy=True).reshape(())
-    (number,) = new_numbers([place])
+        return value.detach().to(spec.device, dtype, copy=True).reshape(())
+    (number,) = new_numbers([spec])
     return number.copy_(torch.tensor(float(value), dtype=torch.float64, device="cpu"))
 
 

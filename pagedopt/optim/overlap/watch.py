@@ -64,9 +64,9 @@ def _reads_nothing(func: Any) -> bool:
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator writes."""
-    for place, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(args[place] if place < len(args) else kwargs.get(argument.name))
+            yield from tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
 
 
 def _line_of_user() -> str:

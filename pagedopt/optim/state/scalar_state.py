@@ -41,14 +41,14 @@ def beside_param(group: Group) -> bool:
     return bool(group.get("fused") or group.get("capturable"))
 
 
-class ScalarKind(NamedTuple):
+class NumberSpec(NamedTuple):
     """Device and dtype of a number."""
 
     device: torch.device
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, group: Group, p: torch.Tensor) -> ScalarKind:
+    def of(cls, group: Group, p: torch.Tensor) -> NumberSpec:
         """Return device and dtype of torch's step count (torch/optim/adam.py, "special device hosting for step")."""
         wide = torch.get_default_dtype() == torch.float64 and not group.get("fused")
         device = p.device if beside_param(group) else torch.device("cpu")
@@ -56,15 +56,15 @@ class ScalarKind(NamedTuple):
 
 
 @torch.inference_mode(False)  # state outlives the user's inference_mode block, and inference tensors are read-only
-def new_numbers(places: Sequence[ScalarKind]) -> list[torch.Tensor]:
-    """Return a zero for each of ``places``, each a tensor with a storage of its own."""
-    made: dict[ScalarKind, Iterator[torch.Tensor]] = {}
-    for place, count in Counter(places).items():
-        if place.device.type == "cpu" and count > 1:
-            made[place] = _adjacent_zeros(place.dtype, count)
+def new_numbers(specs: Sequence[NumberSpec]) -> list[torch.Tensor]:
+    """Return a zero for each of ``specs``, each a tensor with a storage of its own."""
+    made: dict[NumberSpec, Iterator[torch.Tensor]] = {}
+    for spec, count in Counter(specs).items():
+        if spec.device.type == "cpu" and count > 1:
+            made[spec] = _adjacent_zeros(spec.dtype, count)
         else:
-            made[place] = (torch.zeros((), dtype=place.dtype, device=place.device) for _ in range(count))
-    return [next(made[place]) for place in places]
+            made[spec] = (torch.zeros((), dtype=spec.dtype, device=spec.device) for _ in range(count))
+    return [next(made[spec]) for spec in specs]
 
 
 def _adjacent_zeros(dtype: torch.dtype, count: int) -> Iterator[torch.Tensor]:

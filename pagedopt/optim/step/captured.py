@@ -150,11 +150,11 @@ def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout)
 
 def _leave_to_stream(before: Sequence[Tensors], now: Sequence[Tensors]) -> None:
     """Let go of old gradients: their memory is not used again before what is queued on this stream has run."""
-    kept = {id(t) for tensors in now for t in tensors}
+    in_use = {id(t) for tensors in now for t in tensors}
     stream_of = functools.cache(torch.cuda.current_stream)
     for tensors in before:
         for t in tensors:
-            if t is not None and id(t) not in kept and t.is_cuda:
+            if t is not None and id(t) not in in_use and t.is_cuda:
                 t.record_stream(stream_of(t.get_device()))
 
 

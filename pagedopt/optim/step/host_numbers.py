@@ -54,7 +54,7 @@ class HostNumbers:
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
-        self._rule, self._table, self._seeded = sweep.rule, sweep.table, sweep.stored.placed
+        self._rule, self._table, self._seeded = sweep.rule, sweep.table, sweep.stored.by_position
         # Stored, because as properties of the rule each would be one more Python call in every prepare().
         self._scalars, self._carried = self._rule.scalars, self._rule.carried
         self._groups = groups_of(members)

@@ -12,7 +12,7 @@ from ...tables.shards import local
 from ...transports.choose import DEFAULT
 from ..state.encoding import fill
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import ScalarKind, new_numbers
+from ..state.scalar_state import NumberSpec, new_numbers
 from .members import Member, state_tensors
 
 
@@ -49,8 +49,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
 
         tell_made(optimizer, created)
     groups = optimizer.param_groups
-    places = [ScalarKind.of(groups[m.group], m.param) for m, n in late if n not in m.columns]
-    made, numbers = iter(created), iter(new_numbers(places))
+    specs = [NumberSpec.of(groups[m.group], m.param) for m, n in late if n not in m.columns]
+    made, numbers = iter(created), iter(new_numbers(specs))
     for member in firsts:
         mine = ready[id(member)]
         for name in member.missing:
@@ -61,15 +61,15 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
 
 
 def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
-    """Return a member's missing state, made by ``preallocate=True``; {} if another kind is wanted now."""
+    """Return a member's missing state, made by ``preallocate=True``; {} if it does not fit now."""
     made = optimizer.preallocated.get(member.param)
     if made is None or any(name not in made for name in member.missing):
         return {}
-    place = ScalarKind.of(optimizer.param_groups[member.group], member.param)
+    spec = NumberSpec.of(optimizer.param_groups[member.group], member.param)
     for name in member.missing:
         column, value = member.columns.get(name), made[name]
         if column is None:
-            fits = (value.device, value.dtype) == place
+            fits = (value.device, value.dtype) == spec
         else:
             fits = column.fits(value, member.param) and value.dtype is column.column.dtype
         if not fits:

@@ -43,7 +43,7 @@ class CodeCache(NullCache):
         """Cache compiled code, unless it holds addresses of this process."""
         if not cres.library.has_dynamic_globals:  # type: ignore[attr-defined]  # Numba sets it by name
             name = self._file(sig, cres.codegen)
-            cache.keep(name, cache.seal(name, dumps(cres._reduce())))
+            cache.store(name, cache.seal(name, dumps(cres._reduce())))
 
     def _file(self, sig: Any, codegen: Any) -> str:
         key = hashlib.sha256(repr((str(sig), codegen.magic_tuple(), numba.__version__)).encode())

@@ -28,10 +28,10 @@ def load(text: str, name: str, beside: str) -> Any:
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for errors of Numba
     sys.modules[module.__name__] = module  # Numba finds the kernel's globals there
     exec(compile(text, file, "exec"), module.__dict__)
-    return keep(module, "kernel")
+    return with_disk_cache(module, "kernel")
 
 
-def keep(module: ModuleType, name: str) -> Any:
+def with_disk_cache(module: ModuleType, name: str) -> Any:
     """Return a function of a generated module, with its compiled code cached on disk."""
     from .code_cache import CodeCache
 
