@@ -15,18 +15,18 @@ FUNCTIONS = frozenset({
 })  # fmt: skip
 
 
-def check_text(what: str, text: str, names: Collection[str], kind: Literal["eval", "exec"]) -> None:
+def check_text(what: str, text: str, names: Collection[str], mode: Literal["eval", "exec"]) -> None:
     """Check that ``text`` is an expression (``eval``) or statements (``exec``) of Python, and uses only known names.
 
     Besides ``names`` it may use ``FUNCTIONS``, builtins and what it assigns.  Errors (ValueError) begin with ``what``.
     """
-    needed = "an expression" if kind == "eval" else "statements"
+    needed = "an expression" if mode == "eval" else "statements"
     text = textwrap.dedent(text).strip("\n")
     empty = ValueError(f"{what} is empty; give {needed}, from which kernels for the CPU are made")
     if not text.strip():
         raise empty
     try:
-        tree = ast.parse(text, mode=kind)
+        tree = ast.parse(text, mode=mode)
     except SyntaxError as error:
         line = (error.text or text).strip()
         raise ValueError(f"{what} is not {needed} of Python: {error.msg}, in {line!r}") from None

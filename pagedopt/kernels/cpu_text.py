@@ -63,14 +63,14 @@ def _uniforms(rule: KernelRule, lists: int) -> list[str]:
     return [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(rule.uniform_count)]
 
 
-def _array(word: int, column: Column, kind: str) -> str:
+def _array(word: int, column: Column, dtype: str) -> str:
     """Return the statement that makes ``_p{word}``: a chunk's entries of the column at that word of the row."""
     if column.per == 1:
         begin, count = f"_offset * {column.dtype.itemsize}", "_numel"
     else:
         begin = f"_offset // {column.per} * {column.dtype.itemsize}"
         count = f"(_numel + {column.per - 1}) // {column.per}"
-    return f"_p{word} = _carray(_pointer(_rows[_row, {word}] + {begin}), {count}, {kind})"
+    return f"_p{word} = _carray(_pointer(_rows[_row, {word}] + {begin}), {count}, {dtype})"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:
@@ -147,7 +147,7 @@ def _block_calls(name: str, i: int, word: int, form: StorageFormat) -> list[str]
 
 
 _NORM_LINES = """\
-_x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {kind})
+_x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {dtype})
 _partial = _carray(_pointer(_rows[_row, 1] + _offset // _chunk_numel * {number_size}), 1, S)
 _sum = S(0)
 for _i in range(_numel):
@@ -160,7 +160,7 @@ _JOINS = {0: "S(element_max(_sum, abs(value)))", 1: "_sum + abs(value)", 2: "_su
 def norm_source(form: StorageFormat, number: torch.dtype, order: int) -> str:
     """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.norm_kernel`."""
     lines = _NORM_LINES.format(
-        itemsize=form.columns[0].dtype.itemsize, number_size=number.itemsize, kind=form.numba_type,
+        itemsize=form.columns[0].dtype.itemsize, number_size=number.itemsize, dtype=form.numba_type,
         load=form.numba_load.format("_x[_i]"), join=_JOINS[order],
     ).splitlines()  # fmt: skip
     return _module(f"norm{order}", 2, number, lines)

@@ -79,7 +79,7 @@ def multi_tensor_kernel(
     rule: KernelRule,
     formats: tuple[StorageFormat, ...],
     threads: int,
-    kind: str,
+    argument_type: str,
     device: int,
     blocks: int | None = None,
 ) -> CudaKernel:
@@ -87,22 +87,22 @@ def multi_tensor_kernel(
 
     Args:
         threads: per chunk (see :class:`~pagedopt.tables.layout.Geometry`).
-        kind: the C++ type of the argument (:func:`~pagedopt.tables.layout.table_type`).
+        argument_type: the C++ type of the argument (:func:`~pagedopt.tables.layout.table_type`).
         blocks: the most thread blocks per launch; None: no limit.
 
     Raises:
         CompileError: NVRTC refuses it.
     """
-    name = source.instance(rule, formats, threads, kind, small_grid=blocks is not None)
+    name = source.instance(rule, formats, threads, argument_type, small_grid=blocks is not None)
     return CudaKernel(source.text(rule, formats), name, device, BLOCK // threads, blocks)
 
 
 @functools.cache
 def norm_kernel(
-    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str, device: int
+    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, argument_type: str, device: int
 ) -> CudaKernel:
     """Return the kernel for a stage of the norm (``chunks`` or ``rows``) of a plain format, computed in ``number``."""
-    name = source.norm_instance(stage, order, form, number, threads, kind)
+    name = source.norm_instance(stage, order, form, number, threads, argument_type)
     return CudaKernel(source.text(None, kernel="norm.cu"), name, device, BLOCK // threads)
 
 

@@ -78,17 +78,17 @@ def width(formats: Sequence[StorageFormat]) -> int:
 
 
 def instance(
-    rule: KernelRule, formats: Sequence[StorageFormat], threads: int, kind: str, small_grid: bool = False
+    rule: KernelRule, formats: Sequence[StorageFormat], threads: int, argument_type: str, small_grid: bool = False
 ) -> str:
-    """Return the C++ name of an instance of the multi-tensor kernel, whose argument is a ``kind``."""
+    """Return the C++ name of an instance of the multi-tensor kernel, whose argument is an ``argument_type``."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
     number = _number(arithmetic(formats))
     if all(f.plain for f in formats):
         types = ", ".join(f.cuda_type for f in formats)
-        return f"{kernel}<{number}, {rule.functor}, {threads}, {kind}, {types}>"
+        return f"{kernel}<{number}, {rule.functor}, {threads}, {argument_type}, {types}>"
     types = ", ".join(f"Plain<{f.cuda_type}>" if f.plain else f.cuda_type for f in formats)
     kernel = kernel.replace("apply", "apply_blocks")
-    return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {kind}, {types}>"
+    return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {argument_type}, {types}>"
 
 
 def prologue_instance(rule: KernelRule) -> str:
@@ -96,6 +96,8 @@ def prologue_instance(rule: KernelRule) -> str:
     return f"prologue<{rule.prologue}>"
 
 
-def norm_instance(stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, kind: str) -> str:
+def norm_instance(
+    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, argument_type: str
+) -> str:
     """Return the C++ name of an instance of a stage of the norm, over lists in a plain format."""
-    return f"norm_{stage}<{_number(number)}, {order}, {threads}, {kind}, {form.cuda_type}>"
+    return f"norm_{stage}<{_number(number)}, {order}, {threads}, {argument_type}, {form.cuda_type}>"

@@ -9,7 +9,7 @@ import torch
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..tables.pointers import TensorList
-from ..transports.choose import Kind
+from ..transports.choose import TransportOption
 from ..transports.transport import Transport
 from .scalars import named, packed
 from .sweep import Scalars, apply
@@ -21,7 +21,7 @@ def multi_tensor_apply(
     scalars: Scalars | torch.Tensor | None = None,
     *,
     out: Sequence[Sequence[torch.Tensor]] | None = None,
-    transport: Kind | Transport = "managed",
+    transport: TransportOption | Transport = "managed",
 ) -> None:
     """Apply ``rule`` to every element of lists of tensors, in one launch on the current stream.
 
@@ -74,7 +74,7 @@ def _in_a_graph(
     lists: Sequence[Sequence[torch.Tensor]],
     scalars: Scalars | torch.Tensor | None,
     out: Sequence[Sequence[torch.Tensor]] | None,
-    transport: Kind | Transport,
+    transport: TransportOption | Transport,
 ) -> None:
     """Put the operator into the graph that is being traced."""
     from . import registered

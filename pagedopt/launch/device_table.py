@@ -11,7 +11,7 @@ import torch
 
 from ..tables.layout import WORD
 from ..tables.pointers import PointerTable, TensorList
-from ..transports.choose import Kind, check_transport, create
+from ..transports.choose import TransportOption, check_transport, create
 from ..transports.transport import Transport
 
 
@@ -50,7 +50,9 @@ class DeviceTable(PointerTable):
     CONTRIBUTING.md has an example for tables of any size, and one for Numba.
     """
 
-    def __init__(self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: Kind = "managed") -> None:
+    def __init__(
+        self, lists: Sequence[TensorList], *, writes: Sequence[int] = (), transport: TransportOption = "managed"
+    ) -> None:
         check_transport(transport)
         super().__init__(lists, writes=writes)
         self._transport: Transport | None = None

@@ -14,7 +14,7 @@ from ..kernels.source import arithmetic
 from ..system import internals
 from ..tables.layout import HostTable
 from ..tables.pointers import PointerTable
-from ..transports.choose import Kind, shared
+from ..transports.choose import TransportOption, shared
 from ..transports.transport import Transport
 
 Tensors = Sequence[torch.Tensor]
@@ -47,7 +47,7 @@ def foreach_norm(
     ord: float = 2,
     dtype: torch.dtype | None = None,
     *,
-    transport: Kind | Transport = "managed",
+    transport: TransportOption | Transport = "managed",
 ) -> list[torch.Tensor]:
     """Return the vector norm of each tensor, as ``torch._foreach_norm``; the same input always gives the same bits.
 

@@ -19,7 +19,7 @@ from ..rules.rule import check_rule
 from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
-from ..transports.choose import Kind, check_transport, create, over_link, shared
+from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
 from .graph import CapturedSweep
 from .stored import stored_of
@@ -60,7 +60,7 @@ class Sweep:
         lists: Sequence[TensorList],
         *,
         formats: Sequence[Format | None] | None = None,
-        transport: Kind | Transport = "managed",
+        transport: TransportOption | Transport = "managed",
         sets: int = 1,
         geometry: Geometry | None = None,
         rows: Rows | None = None,
@@ -299,7 +299,9 @@ def _widest(lists: Sequence[TensorList]) -> int:
     return max((t.element_size() for t in firsts if t is not None), default=4)
 
 
-def apply(rule: Rule, lists: Sequence[Any], scalars: Scalars, transport: Kind | Transport = "managed") -> None:
+def apply(
+    rule: Rule, lists: Sequence[Any], scalars: Scalars, transport: TransportOption | Transport = "managed"
+) -> None:
     """Run ``rule`` once over lists that are not empty, and raise the version counters of what it writes."""
     values = [rule.uniforms(scalars)]
     sweep = Sweep(rule, lists, transport=shared_transport(transport, lists))
@@ -309,7 +311,9 @@ def apply(rule: Rule, lists: Sequence[Any], scalars: Scalars, transport: Kind | 
             torch.autograd.graph.increment_version(lists[i])
 
 
-def shared_transport(transport: Kind | Transport, lists: Sequence[TensorList]) -> Kind | Transport:
+def shared_transport(
+    transport: TransportOption | Transport, lists: Sequence[TensorList]
+) -> TransportOption | Transport:
     """Return the device's shared transport, for calls that make a :class:`Sweep` each time; on a CPU ``transport``."""
     first = lists[0][0] if lists and len(lists[0]) else None
     if not isinstance(first, torch.Tensor) or first.device.type != "cuda":

@@ -13,16 +13,16 @@ _OTHER_BITS = (
     "state in {0} is not there yet: pagedopt.PagedAdamW(params, …, state_format='int8') takes 8 bits an element"
 )
 _COUPLED = "; a weight_decay other than 0 needs group['decoupled_weight_decay'] = False, too"
-#: By kind of optimizer: the class here, an argument that it needs, and a remark.
-_KINDS = {kind: (f"Paged{kind}", "", "") for kind in ("AdamW", "SGD", "Lion")}
-_KINDS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 by default, and added to the gradient
+#: By name of the optimizer: the class here, an argument that it needs, and a remark.
+_OURS = {theirs: (f"Paged{theirs}", "", "") for theirs in ("AdamW", "SGD", "Lion")}
+_OURS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 by default, and added to the gradient
 
 NAMES: dict[str, str] = {
-    f"{prefix}{kind}{suffix}": text.format(name, needs + eight, _SMALL * bool(eight) + remark)
-    for kind, (name, needs, remark) in _KINDS.items()
+    f"{prefix}{theirs}{suffix}": text.format(name, needs + eight, _SMALL * bool(eight) + remark)
+    for theirs, (name, needs, remark) in _OURS.items()
     for prefix, text in (("Paged", _PAGED), ("", _UNPAGED))
     for suffix, eight in (("", ""), ("32bit", ""), ("8bit", _INT8))
-    if f"{prefix}{kind}{suffix}" != name
+    if f"{prefix}{theirs}{suffix}" != name
 }
 NAMES |= {
     "AdamW4bit": _OTHER_BITS.format("4 bits"),

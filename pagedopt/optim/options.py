@@ -13,7 +13,7 @@ from ..formats.choice import Rounding
 from ..formats.floating import StateFormat
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
-from ..transports.choose import DEFAULT, Kind, check_transport
+from ..transports.choose import DEFAULT, TransportOption, check_transport
 from .foreign_options import OPTIONS, hint
 from .state.group_options import check_group_options
 
@@ -178,7 +178,7 @@ class Options(TypedDict, total=False):
     device_budget: Given
     host_access: HostAccess | None
     blocks: int | None
-    transport: Kind
+    transport: TransportOption
     preallocate: bool
 
 

@@ -27,7 +27,7 @@ from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
 from .versions import Versions
 from .wanted import Wanted
 
-#: Most bytes of spare room in an arena that is made when others of its kind are full: more parameters may come.
+#: Most bytes of spare room in an arena that is made when others like it are full: more parameters may come.
 SPARE = 4 << 20
 
 
@@ -80,7 +80,7 @@ class Store:
         #: Replaced, never changed in place: code that holds the list relies on its indices.
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
-        self._kinds: dict[Arena, tuple[object, ...]] = {}  # kind of parameters that an arena may still take
+        self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
         self.versions = Versions()
 
@@ -106,14 +106,14 @@ class Store:
         by_param: dict[int, list[int]] = {}
         for i, one in enumerate(wanted):
             by_param.setdefault(id(one.param), []).append(i)
-        kinds: dict[tuple[object, ...], list[list[int]]] = {}
+        by_signature: dict[tuple[object, ...], list[list[int]]] = {}
         for indices in by_param.values():
             p = wanted[indices[0]].param
             grad = None if p.grad is None else p.grad.dtype
-            kinds.setdefault((p.device, p.dtype, grad, *(wanted[i][1:4] for i in indices)), []).append(indices)
+            by_signature.setdefault((p.device, p.dtype, grad, *(wanted[i][1:4] for i in indices)), []).append(indices)
         before = [(arena, arena.layout) for arena in self.arenas]
         try:
-            allocated = [self._allocate(kind, params, wanted) for kind, params in kinds.items()]
+            allocated = [self._allocate(signature, params, wanted) for signature, params in by_signature.items()]
         except BaseException:
             self.arenas = [arena for arena, _ in before]
             for arena, layout in before:
@@ -133,17 +133,17 @@ class Store:
     def _drop(self, arena: Arena) -> None:
         """Forget an arena.  A dying tensor may call this amid other code, so it replaces lists and dicts."""
         self.arenas = [each for each in self.arenas if each is not arena]
-        self._kinds = {each: kind for each, kind in self._kinds.items() if each is not arena}
+        self._signatures = {each: signature for each, signature in self._signatures.items() if each is not arena}
         if not self.arenas:
             self.rings = {}
 
     def _allocate(
-        self, kind: tuple[object, ...], params: Sequence[list[int]], wanted: Sequence[Wanted]
+        self, signature: tuple[object, ...], params: Sequence[list[int]], wanted: Sequence[Wanted]
     ) -> tuple[Arena | None, dict[int, torch.Tensor]]:
-        """Return (arena or None, tensors by index in ``wanted``) for parameters of one kind, each a list of indices."""
+        """Return (arena or None, tensors by index in ``wanted``) for parameters of one signature (lists of indices)."""
         firsts = [local(wanted[indices[0]].param) for indices in params]
         columns = [wanted[i].column for i in params[0]]
-        alike = [arena for arena in self.arenas if self._kinds.get(arena) == kind]
+        alike = [arena for arena in self.arenas if self._signatures.get(arena) == signature]
         numels = [p.numel() * (2 if p.is_complex() else 1) for p in firsts]  # kernels see real numbers
         for arena in alike:
             if (numbers := arena.extend(numels)) is not None:
@@ -164,7 +164,7 @@ class Store:
             warn_of_no_page(arena, self.budget)
             self.arenas = [*self.arenas, arena]
             if not arena.full:
-                self._kinds[arena] = kind
+                self._signatures[arena] = signature
         return arena, {
             i: arena.view(section, number, wanted[i].strided, wanted[i].column.dtype)
             for indices, number in zip(params, numbers, strict=True)
@@ -215,7 +215,7 @@ class Store:
         at = np.array([t.data_ptr() for t in in_use], np.uint64)
         bounds = [(a, a.tensor.data_ptr()) for a in self.arenas]
         self.arenas = [a for a, start in bounds if ((at >= start) & (at < start + a.tensor.nbytes)).any()]
-        self._kinds = {arena: kind for arena, kind in self._kinds.items() if arena in self.arenas}
+        self._signatures = {arena: signature for arena, signature in self._signatures.items() if arena in self.arenas}
 
     def check_owner(self) -> None:
         """Raise RuntimeError in a process that was forked from the one that made state in a file."""

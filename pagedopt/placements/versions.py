@@ -18,8 +18,8 @@ class Versions:
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same memory that uses the counter of its device type."""
-        kind = tensor.device.type
-        counter = next((t for t in self.counters if t.device.type == kind), None)
+        device_type = tensor.device.type
+        counter = next((t for t in self.counters if t.device.type == device_type), None)
         if counter is None:
             counter = torch.empty(0, device=tensor.device)
             self.counters = (*self.counters, counter)

@@ -260,16 +260,16 @@ def _arenas(
     rule: Rule, found: Described, state_format: StateFormat, kind: type[Arena], budget: Budget
 ) -> list[_ArenaPart]:
     """Return the arenas that a :class:`Store` would make: one for each dtype of parameters and formats, in order."""
-    kinds: dict[tuple[torch.dtype, tuple[Format, ...]], list[int]] = {}
+    by_formats: dict[tuple[torch.dtype, tuple[Format, ...]], list[int]] = {}
     for i, (numel, dtype) in enumerate(found.trained):  # kernels see complex numbers as pairs of real ones
         said, real = found.own_formats.get(i, state_format), real_dtype(dtype)
         states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
         forms = tuple([format_of(said, state, dtype) for state in states])
         for state in states:
             check_squares(said, state, dtype)
-        kinds.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
+        by_formats.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
     layouts, traffic, columns = [], [], []
-    for (dtype, forms), numels in kinds.items():
+    for (dtype, forms), numels in by_formats.items():
         lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
         traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
         columns.append([column for form in forms for column in form.columns])

@@ -196,9 +196,9 @@ class Contents:
         names: Sequence[tuple[str, ...]],
         memory_of: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
-        kinds = {of: of for of in names}
-        self._names = tuple([kinds[of] for of in names])  # alive here: the compiled loop knows names by their ids
-        self._getters = _getters(names[0]) if len(kinds) == 1 else None
+        unique = {of: of for of in names}
+        self._names = tuple([unique[of] for of in names])  # alive here: the compiled loop knows names by their ids
+        self._getters = _getters(names[0]) if len(unique) == 1 else None
         self._memory_of = memory_of
         values = self._values(entries)
         self._ids = identities((*keys, *values))
@@ -263,7 +263,7 @@ class TensorLayout:
 
     Attributes:
         same: called with as many tensors: whether they have what the tensors given to the constructor had.
-        sure: the comparison includes the kind of tensor.  Then ``data_ptr()`` raises for none that is found equal.
+        sure: the comparison includes the class.  If equal, ``data_ptr()`` is safe to call.
     """
 
     __slots__ = ("__weakref__", "same", "sure")

@@ -77,7 +77,7 @@ class Common:
     def _tensor(self, j: int, i: int, value: Any) -> torch.Tensor:
         shape = value.shape if isinstance(value, torch.Tensor) else torch.Size()
         if found := misfit(value, shape, memory=False):
-            self.fail(_ERRORS[found.kind], j, i, found.why)
+            self.fail(_ERRORS[found.aspect], j, i, found.why)
         return cast(torch.Tensor, value)
 
     def _expected(self, j: int) -> tuple[tuple[torch.Size, ...], tuple[tuple[int, ...], ...]]:
@@ -120,7 +120,7 @@ class Common:
         shapes, all_strides = self._expected(j)
         shape, strides = shapes[i], all_strides[i]
         if found := misfit(value, shape, self.dtypes[j], self.device, of="the table", memory=False):
-            self.fail(_ERRORS[found.kind], j, i, found.why)
+            self.fail(_ERRORS[found.aspect], j, i, found.why)
         tensor = self._tensor(j, i, value)
         if tensor.numel() > 1 and not same_layout(shape, tensor.stride(), strides):
             self.fail(

@@ -14,11 +14,11 @@ class Misfit(NamedTuple):
     """Why a tensor is not what is asked for.
 
     Attributes:
-        kind: what is wrong, by which callers choose an exception.
+        aspect: what does not fit; callers choose an exception by it.
         why: the rest of a sentence that begins with the tensor's name.
     """
 
-    kind: Literal["type", "shape", "placement", "device", "dtype", "expanded", "memory"]
+    aspect: Literal["type", "shape", "placement", "device", "dtype", "expanded", "memory"]
     why: str
 
 

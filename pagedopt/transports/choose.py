@@ -15,12 +15,12 @@ from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransp
 from .transport import Transport
 
 #: A name in ``TRANSPORTS``, or any subclass of :class:`Transport`.
-Kind = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transport]
+TransportOption = Literal["managed", "memcpy", "struct", "hybrid", "mapped"] | type[Transport]
 
 TRANSPORTS: dict[str, type[Transport]] = {
     t.name: t for t in (ManagedTransport, MemcpyTransport, StructTransport, HybridTransport, MappedTransport)
 }
-DEFAULT: Kind = "managed"
+DEFAULT: TransportOption = "managed"
 #: Substitutes for each that the driver may refuse, in order.
 _STAND_INS = {"managed": ("mapped", "memcpy"), "mapped": ("memcpy",)}
 
@@ -36,50 +36,52 @@ def choose(name: str, capabilities: driver.Capabilities) -> tuple[str, str]:
     return name, reason
 
 
-def check_transport(kind: Any) -> None:
-    """Check that ``kind`` is the name of a transport (else ValueError), or a class of one (else TypeError)."""
+def check_transport(transport: Any) -> None:
+    """Check that ``transport`` is the name of a transport (else ValueError), or a class of one (else TypeError)."""
     known = ", ".join(sorted(TRANSPORTS))
-    if isinstance(kind, str):
-        if kind not in TRANSPORTS:
+    if isinstance(transport, str):
+        if transport not in TRANSPORTS:
             raise ValueError(
-                f"transport is {kind!r}; there are {known}, or a subclass of pagedopt.transports.Transport"
+                f"transport is {transport!r}; there are {known}, or a subclass of pagedopt.transports.Transport"
             )
-    elif isinstance(kind, Transport):
-        name = type(kind).__name__
+    elif isinstance(transport, Transport):
+        name = type(transport).__name__
         raise TypeError(
             f"transport is an object of {name}; give the class here, transport={name}: each device gets one of its own"
         )
-    elif not isinstance(kind, type) or not issubclass(kind, Transport) or kind is Transport:
-        raise TypeError(f"transport is {kind!r}; give a subclass of pagedopt.transports.Transport, or one of {known}")
-    elif missing := sorted(kind.__abstractmethods__):
+    elif not isinstance(transport, type) or not issubclass(transport, Transport) or transport is Transport:
         raise TypeError(
-            f"transport {kind.__name__} has no {' and no '.join(missing)}; a transport defines kind and lend"
+            f"transport is {transport!r}; give a subclass of pagedopt.transports.Transport, or one of {known}"
+        )
+    elif missing := sorted(transport.__abstractmethods__):
+        raise TypeError(
+            f"transport {transport.__name__} has no {' and no '.join(missing)}; a transport defines kind and lend"
         )
 
 
-def over_link(kind: Kind | Transport) -> bool:
+def over_link(transport: TransportOption | Transport) -> bool:
     """Return whether kernels read a transport's tables over the link to the host."""
-    return (TRANSPORTS[kind] if isinstance(kind, str) else kind).over_link
+    return (TRANSPORTS[transport] if isinstance(transport, str) else transport).over_link
 
 
-def create(kind: Kind, device: int) -> Transport:
+def create(transport: TransportOption, device: int) -> Transport:
     """Return a transport for a CUDA device; for a name that does not work there its substitute, with one warning."""
-    check_transport(kind)
-    return TRANSPORTS[_working(kind, device)](device) if isinstance(kind, str) else kind(device)
+    check_transport(transport)
+    return TRANSPORTS[_working(transport, device)](device) if isinstance(transport, str) else transport(device)
 
 
-def pooled(kind: Kind, device: int) -> Transport:
+def pooled(transport: TransportOption, device: int) -> Transport:
     """Do the same as :func:`create`, for tables that no graph captures: small tables share buffers."""
-    way = create(kind, device)
-    return PooledTransport(way) if isinstance(kind, str) and isinstance(way, RingTransport) else way
+    made = create(transport, device)
+    return PooledTransport(made) if isinstance(transport, str) and isinstance(made, RingTransport) else made
 
 
-def shared(kind: Kind | Transport, device: int) -> Transport:
-    """Return the one transport of this kind per device, for calls that make none of their own; an object: itself."""
-    if isinstance(kind, Transport):
-        return kind
-    check_transport(kind)  # before the cache: a wrong value may not be hashable
-    return _shared(kind, device)
+def shared(transport: TransportOption | Transport, device: int) -> Transport:
+    """Return the one such transport per device, for calls that make none of their own; an object: itself."""
+    if isinstance(transport, Transport):
+        return transport
+    check_transport(transport)  # before the cache: a wrong value may not be hashable
+    return _shared(transport, device)
 
 
 _shared = functools.cache(create)

@@ -95,9 +95,9 @@ def checksum(value: Any) -> str:
 
 
 def _add(found: Any, value: Any) -> None:
-    kind = type(value).__name__
+    name = type(value).__name__
     if isinstance(value, (Mapping, list, tuple)):
-        found.update(f"{kind} {len(value)}\n".encode())
+        found.update(f"{name} {len(value)}\n".encode())
         for item in chain.from_iterable(value.items()) if isinstance(value, Mapping) else value:
             _add(found, item)
     elif isinstance(value, torch.Tensor):
@@ -108,6 +108,6 @@ def _add(found: Any, value: Any) -> None:
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     elif value is None or isinstance(value, (bool, int, float, str, bytes)):
         text = repr(value).encode()
-        found.update(f"{kind} {len(text)}\n".encode() + text)
+        found.update(f"{name} {len(text)}\n".encode() + text)
     else:
-        found.update(kind.encode())  # torch.load with weights_only refuses it
+        found.update(name.encode())  # torch.load with weights_only refuses it

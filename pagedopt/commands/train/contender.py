@@ -18,14 +18,14 @@ BETAS = (0.9, 0.95)  # as GPT-3
 CLIP_NORM = 1.0
 
 
-def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
-    """Return the optimizer called ``kind``. Matrices and embeddings decay, norms and biases do not."""
+def build_optimizer(which: str, model: nn.Module, options: TrainOptions) -> torch.optim.Optimizer:
+    """Return the optimizer called ``which``. Matrices and embeddings decay, norms and biases do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    if kind == "paged":
+    if which == "paged":
         from ... import PagedAdamW
 
         given: Any = {"placement": options.placement, "state_format": options.state_format}  # known to be names
@@ -33,14 +33,14 @@ def build_optimizer(kind: str, model: nn.Module, options: TrainOptions) -> torch
         if options.overlap:
             optimizer.attach(model)
         return optimizer
-    how: Any = {"foreach": True} if kind == "foreach" else {"fused": True}
+    how: Any = {"foreach": True} if which == "foreach" else {"fused": True}
     return torch.optim.AdamW(groups, lr=options.lr, betas=BETAS, **how)
 
 
-def label(kind: str, options: TrainOptions) -> str:
+def label(which: str, options: TrainOptions) -> str:
     """Return the name of a contender in tables, with the format of its state if one is given."""
-    named = kind == "paged" and options.state_format is not None
-    return f"{LABELS[kind]} ({options.state_format})" if named else LABELS[kind]
+    named = which == "paged" and options.state_format is not None
+    return f"{LABELS[which]} ({options.state_format})" if named else LABELS[which]
 
 
 class Clock:
@@ -74,13 +74,13 @@ class Curve:
 class Contender:
     """A model and its optimizer. Losses and times stay on the device until ``collect``, so that no step waits."""
 
-    def __init__(self, kind: str, options: TrainOptions, name: str = "") -> None:
-        self.kind = kind
-        self.name = name or kind  # in the display
-        self.label = label(kind, options)
+    def __init__(self, which: str, options: TrainOptions, name: str = "") -> None:
+        self.which = which
+        self.name = name or which  # in the display
+        self.label = label(which, options)
         self.device = torch.device(options.device)
         self.model: GPT = build_model(options.shape, options.block, options.seed, self.device)
-        self.optimizer = build_optimizer(kind, self.model, options)
+        self.optimizer = build_optimizer(which, self.model, options)
         self.curve = Curve()
         self.clock = Clock(self.device)
         self._waiting: list[tuple[Tensor, Any, Any, Any]] = []
@@ -118,7 +118,7 @@ class Contender:
 
     def state_bytes(self) -> dict[str, int]:
         """Return the bytes of optimizer state by where they are: ``device``, ``host`` or ``file``."""
-        if self.kind == "paged":
+        if self.which == "paged":
             optimizer: Any = self.optimizer
             return {where: int(size) for where, size in optimizer.memory_report().by_place.items() if size}
         found: Counter[str] = Counter()

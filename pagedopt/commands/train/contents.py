@@ -40,21 +40,21 @@ def check_contents(saved: Mapping[str, Any], options: TrainOptions) -> None:
     _same_keys("contenders", saved["contenders"], OPTIMIZERS[options.optimizer])
     with torch.device("meta"):
         model = GPT(options.shape, options.block)
-    for kind, contender in saved["contenders"].items():
-        _same_keys(kind, contender, ("model", "optimizer", "curve"))
+    for which, contender in saved["contenders"].items():
+        _same_keys(which, contender, ("model", "optimizer", "curve"))
         wanted = model.state_dict()
-        _same_keys(f"{kind}, model", contender["model"], wanted)
+        _same_keys(f"{which}, model", contender["model"], wanted)
         for name, value in contender["model"].items():
-            _check_tensor(f"{kind}, model, {name}", value, wanted[name])
-        _check_optimizer(f"{kind}, optimizer", contender["optimizer"], kind, model, options, step)
-        _check_curve(f"{kind}, curve", contender["curve"], step)
+            _check_tensor(f"{which}, model, {name}", value, wanted[name])
+        _check_optimizer(f"{which}, optimizer", contender["optimizer"], which, model, options, step)
+        _check_curve(f"{which}, curve", contender["curve"], step)
 
 
-def _check_optimizer(what: str, found: Any, kind: str, model: nn.Module, options: TrainOptions, step: int) -> None:
+def _check_optimizer(what: str, found: Any, which: str, model: nn.Module, options: TrainOptions, step: int) -> None:
     """Compare with the groups of a new optimizer, except that ``lr`` is that of the last step."""
     _same_keys(what, found, ("state", "param_groups"))
     unpaged = dataclasses.replace(options, placement=None, device_budget=EVERYTHING)
-    optimizer = build_optimizer(kind, nn.Linear(1, 1, device="cpu"), unpaged)
+    optimizer = build_optimizer(which, nn.Linear(1, 1, device="cpu"), unpaged)
     fresh = optimizer.param_groups
     parameters = list(model.parameters())
     split = [[p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]]

@@ -80,7 +80,7 @@ class Run:
             "options": asdict(self.options),
             "step": self.step,
             "corpus": self.corpus.digest,
-            "contenders": {contender.kind: contender.state_dict() for contender in self.contenders},
+            "contenders": {contender.which: contender.state_dict() for contender in self.contenders},
         }
         try:
             save_checkpoint(self.checkpoint, content)
@@ -126,10 +126,10 @@ def start(args: argparse.Namespace, held: contextlib.ExitStack) -> Run:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--out {options.out}: cannot be made a folder ({reason})") from error
     held.enter_context(only_run(Path(options.out)))
-    contenders = [Contender(kind, options) for kind in OPTIMIZERS[options.optimizer]]
+    contenders = [Contender(which, options) for which in OPTIMIZERS[options.optimizer]]
     if saved:
         for contender in contenders:
-            contender.load_state_dict(saved["contenders"][contender.kind])
+            contender.load_state_dict(saved["contenders"][contender.which])
     return Run(options, corpus, contenders, saved["step"] if saved else 0)
 
 
@@ -217,14 +217,14 @@ def _train(current: Run, interrupt: Interrupt, console: Console) -> int:
         if interrupt.requested:
             current.save()
             return _interrupted(current, console)
-        results = {c.kind: summarize(c, current.validate(c), options) for c in current.contenders}
+        results = {c.which: summarize(c, current.validate(c), options) for c in current.contenders}
         measured = list(results.values())
         show(console, table(measured), measured)  # before any file is written: the disk may be full
         current.save()
         current.free()
         comparison = None
         if len(results) == 2:
-            paged, fused = (results[kind]["losses"] for kind in ("paged", "torch"))
+            paged, fused = (results[which]["losses"] for which in ("paged", "torch"))
             judged = options.state_format in AS_TORCH
             comparison = compare(paged, fused, TOLERANCE[current.device.type] if judged else None)
             if comparison.needs_yardstick:

@@ -229,12 +229,12 @@ def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
 
 
 def _check_fits(what: str, found: Misfit | None, **hints: str) -> None:
-    """Raise ValueError for a misfit, with a hint for its kind."""
+    """Raise ValueError for a misfit, with a hint for its aspect."""
     hints["placement"] = (
         "; torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved otherwise"
     )
     if found is not None:
-        raise ValueError(f"{what} {found.why}{hints.get(found.kind, '')}")
+        raise ValueError(f"{what} {found.why}{hints.get(found.aspect, '')}")
 
 
 def _check_column(what: str, value: Any, form: Format, column: Column, p: torch.Tensor) -> None:

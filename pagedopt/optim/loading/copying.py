@@ -18,7 +18,7 @@ from ..state.state_columns import state_columns, walked_like
 from ..step.members import state_tensors
 from .load import copy_values, in_order
 
-Kind = TypeVar("Kind", bound=RuleOptimizer)
+Optimizer = TypeVar("Optimizer", bound=RuleOptimizer)
 #: (what to ask the store for, the tensor of state that it will replace)
 Replaced = tuple[Wanted, torch.Tensor]
 
@@ -109,7 +109,7 @@ def _whole_state(optimizer: RuleOptimizer) -> list[list[Replaced]]:
     return list(found.values())
 
 
-def duplicate(optimizer: Kind, memo: dict[int, Any]) -> Kind:
+def duplicate(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     """Return a deep copy.  State in arenas goes straight into the copy's arenas: ordinary memory might not hold it."""
     content = optimizer.__getstate__()
     twin = memo[id(optimizer)] = type(optimizer).__new__(type(optimizer))

@@ -13,7 +13,7 @@ from . import hooks
 
 _GATHERS = "which gathers parameters itself"
 _NO_HOOKS = "whose code calls no hooks; attach the modules beside it"
-#: Kinds of modules that hooks do not serve, by the name of a class, and why.
+#: Classes of modules that hooks do not serve, by name, and why.
 _REFUSED = {
     "DataParallel": _GATHERS,
     "FullyShardedDataParallel": _GATHERS,
@@ -39,10 +39,10 @@ def modules_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 def refusal(model: torch.nn.Module) -> str:
     """Return why a model cannot be hooked, or ""."""
     for name, module in model.named_modules():
-        for kind in (c.__name__ for c in type(module).__mro__):
-            if kind in _REFUSED:
+        for cls in (c.__name__ for c in type(module).__mro__):
+            if cls in _REFUSED:
                 within = f" (its module {name!r})" if name else ""
-                return f"attach() does not take a {kind}{within}, {_REFUSED[kind]}"
+                return f"attach() does not take a {cls}{within}, {_REFUSED[cls]}"
     return ""
 
 

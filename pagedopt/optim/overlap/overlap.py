@@ -52,7 +52,7 @@ class OverlapReport:
     outside: int = 0
 
 
-_Kind = Literal["hidden", "waited"]
+_Counter = Literal["hidden", "waited"]
 
 
 class Overlap:
@@ -179,12 +179,12 @@ class Overlap:
         yield from module._parameters.values()
         yield from self.record.read_by(module)
 
-    def _wait_for(self, params: Iterable[torch.Tensor | None], kind: _Kind) -> None:
+    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> None:
         if (queued := self.queued) is not None:
-            self._count(kind, queued.wait_for(params))
+            self._count(counter, queued.wait_for(params))
 
-    def _count(self, kind: _Kind, launches: int) -> None:
-        setattr(self.report, kind, getattr(self.report, kind) + launches)
+    def _count(self, counter: _Counter, launches: int) -> None:
+        setattr(self.report, counter, getattr(self.report, counter) + launches)
 
     def _params(self) -> Iterator[torch.Tensor]:
         if (optimizer := self._optimizer()) is not None:
@@ -227,9 +227,9 @@ class Overlap:
         if (queued := self.queued) is not None and not queued.all_begun:
             raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
 
-    def _finish(self, kind: _Kind) -> None:
+    def _finish(self, counter: _Counter) -> None:
         if (queued := self.queued) is not None:
-            self._count(kind, queued.finish())
+            self._count(counter, queued.finish())
             self._end_of(queued)  # not in a `finally`: after an interrupt the next fence waits for what is left
 
     def _end_of(self, queued: QueuedStep) -> None:

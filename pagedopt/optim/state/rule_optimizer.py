@@ -14,7 +14,7 @@ from ...formats.format import Format
 from ...placements.store import Store
 from ...planning.affordable import Affordable
 from ...rules import Rule
-from ...transports.choose import Kind
+from ...transports.choose import TransportOption
 from .group_scalars import scalar_of
 
 Group = dict[str, Any]
@@ -54,7 +54,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     rounding: Rounding
     seed: int
     blocks: int | None
-    transport: Kind
+    transport: TransportOption
     preallocate: bool
 
     def rule_of(self, group: Group) -> Rule:

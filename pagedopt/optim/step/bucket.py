@@ -14,7 +14,7 @@ from ...paging.visits import WHOLE
 from ...tables.checks import LayoutError
 from ...tables.columns import Tensors
 from ...tables.shards import local
-from ...transports.choose import Kind, pooled
+from ...transports.choose import TransportOption, pooled
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, number_names
 from .device_numbers import DeviceNumbers
@@ -55,7 +55,7 @@ class Bucket:
         self.rule, self.count = members[0].rule, len(members)
         self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
-        transport: Kind = "memcpy" if on_device else optimizer.transport
+        transport: TransportOption = "memcpy" if on_device else optimizer.transport
         self.lists = KernelViews(members, self.keys)
         tensors, formats = self.tensors_of(members), (None, None, *members[0].formats[2:])
         state = self._cut(self.lists.state_as_seen(members, self.keys))

@@ -300,7 +300,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
         _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()})
         p = member.shard
     if found := misfit(p, p.shape):
-        raise RuntimeError(f"{_named(member)} {found.why}{'; use p.clone()' if found.kind == 'expanded' else ''}")
+        raise RuntimeError(f"{_named(member)} {found.why}{'; use p.clone()' if found.aspect == 'expanded' else ''}")
     for key in member.columns:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
@@ -336,7 +336,7 @@ def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
             dtype = value.dtype  # users may replace plain numbers by those of another dtype
     if found := misfit(value, of.column.shape(p), dtype, p.device, shaped_by=shaped_by, placed=p):
         what = f"state {key!r} of {_named(member)} {found.why}"
-        if found.kind == "dtype":
+        if found.aspect == "dtype":
             # DtypeError is several errors of torch in one: versions of torch differ in what they raise here.
             raise DtypeError(f"{what} (by state_format; without one, by the parameter)")
         raise RuntimeError(what)

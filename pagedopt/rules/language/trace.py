@@ -281,8 +281,8 @@ class Trace:
         except (ArithmeticError, ValueError) as error:  # of numbers alone: the host raises if the branch is taken
             if any(self.nodes[i].varies for i, _ in self._path):
                 raise
-            kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
-            return self.node("raise", Raw(kind), Raw(repr(str(error))))
+            name = "ValueError" if isinstance(error, ValueError) else type(error).__name__
+            return self.node("raise", Raw(name), Raw(repr(str(error))))
         finally:
             self._path = before
 

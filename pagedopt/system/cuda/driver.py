@@ -153,8 +153,8 @@ def has_host_pages(has: Callable[[Any], bool]) -> bool:
 def location(where: Location, device: int) -> Any:
     """Return the driver's struct for a location."""
     d = bindings()
-    location, kinds = d.CUmemLocation(), d.CUmemLocationType
-    location.type = kinds.CU_MEM_LOCATION_TYPE_HOST if where is Location.HOST else kinds.CU_MEM_LOCATION_TYPE_DEVICE
+    location, types = d.CUmemLocation(), d.CUmemLocationType
+    location.type = types.CU_MEM_LOCATION_TYPE_HOST if where is Location.HOST else types.CU_MEM_LOCATION_TYPE_DEVICE
     location.id = 0 if where is Location.HOST else device
     return location
 

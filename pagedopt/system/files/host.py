@@ -106,12 +106,12 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
             paths["cgroup" if controllers else "cgroup2"] = path
     found = []
     for mount in mounted:
-        if mount.kind not in paths or (mount.kind == "cgroup" and "memory" not in mount.options):
+        if mount.fs_type not in paths or (mount.fs_type == "cgroup" and "memory" not in mount.options):
             continue
-        own = PurePosixPath(paths[mount.kind])
+        own = PurePosixPath(paths[mount.fs_type])
         # In a container the root of the mounted hierarchy may be the container's own cgroup.
         own, point = own.relative_to(mount.top if own.is_relative_to(mount.top) else "/"), PurePosixPath(mount.point)
-        version = _V1 if mount.kind == "cgroup" else _V2
+        version = _V1 if mount.fs_type == "cgroup" else _V2
         inner = point / own
         found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(point)]
     return found

@@ -17,13 +17,13 @@ class Mount:
     Attributes:
         top: the folder of the file system that is visible at ``point``; ``/`` unless only a part of it is mounted.
         point: where it is mounted.
-        kind: the type of the file system, e.g. ``ext4``.
+        fs_type: the type of the file system, e.g. ``ext4``.
         options: of the file system; those of a version 1 cgroup name its controllers.
     """
 
     top: str
     point: str
-    kind: str
+    fs_type: str
     options: tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
     real = os.path.join(os.path.realpath(path), "")
     above = [mount for mount in mounts(text) if real.startswith(os.path.join(mount.point, ""))]
     deepest = max((len(mount.point) for mount in above), default=0)
-    return next((mount.kind for mount in reversed(above) if len(mount.point) == deepest), "")
+    return next((mount.fs_type for mount in reversed(above) if len(mount.point) == deepest), "")
 
 
 def _unescaped(field: str) -> str:

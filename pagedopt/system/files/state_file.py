@@ -58,8 +58,8 @@ def _unfit(folder: str) -> str:
         return "is no folder"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "cannot be written to"
-    kind = file_system(folder)
-    return f"is in memory ({kind})" if kind in _IN_RAM else ""
+    fs_type = file_system(folder)
+    return f"is in memory ({fs_type})" if fs_type in _IN_RAM else ""
 
 
 class StateFile:
@@ -85,11 +85,11 @@ class StateFile:
     def __init__(self, folder: Path, nbytes: int) -> None:
         self.folder, self.nbytes = folder, nbytes
         self._owner = os.getpid()
-        kind = file_system(folder)
-        self._through_mapping = kind in _STACKED
+        fs_type = file_system(folder)
+        self._through_mapping = fs_type in _STACKED
         self._disk: DiskFile | None = None
         with self._explained(nbytes):
-            self._disk, self._begin = disk_file.take(folder, nbytes, _do_not_copy if kind in _COPYING else bool)
+            self._disk, self._begin = disk_file.take(folder, nbytes, _do_not_copy if fs_type in _COPYING else bool)
             self._file = self._disk.number
             try:
                 self.address = libc.map_file(nbytes, self._file, self._begin)
