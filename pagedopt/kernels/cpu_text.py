@@ -54,7 +54,7 @@ def source(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
 
 
 def _rounded(formats: tuple[StorageFormat, ...]) -> list[Callable[[str], str]]:
-    """Return for each list what makes the text of a number that of the number as a plain format stores it."""
+    """Return a function for each list: the text of a number → that of the number after a store and a load."""
     return [lambda text, f=f: f.numba_load.format(f.numba_store.format(text)) for f in formats]  # type: ignore[misc]
 
 

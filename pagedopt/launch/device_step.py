@@ -1,8 +1,8 @@
 """A launch whose hyperparameters are computed on the device: its table lies in device memory, and a kernel fills it in.
 
 That kernel, the *prologue* of the rule, reads learning rate, betas and step counts from memory each time, so that a
-CUDA graph in which it was captured follows them.  What the host has to say (addresses, numbers that are no tensors) is
-copied in stream order.
+CUDA graph in which it was captured follows them.  The host copies the rest (addresses,
+numbers that are no tensors) in stream order.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ OUT_OF_PLACE = ", out of place"
 
 
 def _rule(name: str) -> Rule:
-    """Return the rule that the operator is told of."""
+    """Return the rule of a name that was passed to the operator."""
     base = find_registered(name.removesuffix(OUT_OF_PLACE))
     return base.out_of_place if name.endswith(OUT_OF_PLACE) else base
 
@@ -41,14 +41,14 @@ def _lists(rule: Rule, written: Sequence[torch.Tensor], read: Sequence[torch.Ten
 
 
 def _run(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scalars: torch.Tensor) -> None:
-    """Do it, to the tensors that are handed: a compiler may hand clones, and carries them back itself."""
+    """Apply the rule to the tensors that are passed.  A compiler may pass clones; it copies them back itself."""
     found = _rule(rule)
     if written:
         apply(found, _lists(found, written, read), named(found, scalars))
 
 
 def _fake(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scalars: torch.Tensor) -> None:
-    """Check what is known without values, so that what does not fit is refused when it is compiled."""
+    """Check the arguments without their values, so that compilation refuses those that do not fit."""
     found = _rule(rule)
     lists = _lists(found, written, read)
     if scalars.dtype is not torch.float64 or scalars.dim() != 1 or scalars.device.type != "cpu":

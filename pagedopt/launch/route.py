@@ -88,7 +88,7 @@ def route(
     states: Sequence[Sequence[torch.Tensor]],
     first_use: Sequence[int] | None = None,
 ) -> Route | None:
-    """Return how to update ``params`` with ``states`` (a list per state name); None: in one launch, in place.
+    """Return the route of ``params`` with ``states`` (a list per state name); None: one launch, in place.
 
     Pages pass in the order in which one of their parameters has the least ``first_use``; None: in that of addresses.
     """

@@ -88,7 +88,7 @@ class CapturingOptimizer(LockedOptimizer):
         return True
 
     def _tell_of_captures(self) -> None:
-        """Warn, in an eager step, of what captured steps have not been told."""
+        """Warn, in an eager step, of changes that captured steps do not know."""
         if found := self._changes():
             text = f"a captured step does not know that {'; '.join(found)}. {_ADVICE}"
             warnings.warn(text, RuntimeWarning, stacklevel=outside())

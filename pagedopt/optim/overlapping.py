@@ -110,9 +110,9 @@ class OverlappingOptimizer(CapturingOptimizer):
 
     @locked
     def overlap_report(self) -> OverlapReport:
-        """Return what was hidden, what was waited for, and which steps were carried out at once, since :meth:`attach`.
+        """Return, since :meth:`attach`, counts of launches hidden and waited for, and of steps that were not queued.
 
-        All of it is zero if no model is attached.  See :class:`OverlapReport`.
+        All are zero if no model is attached.  See :class:`OverlapReport`.
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
 

@@ -20,7 +20,7 @@ from .state.rule_optimizer import occurrences
 
 
 class Handed:
-    """What a handle stands for: an optimizer, and which of its parameters are passed to the operator.
+    """An optimizer, and which of its parameters are passed to the operator; graphs know it by its handle.
 
     Attributes:
         optimizer: a weak reference to it.
@@ -38,7 +38,7 @@ class Handed:
 
         Raises:
             RuntimeError: its groups are others than those that were compiled.
-            ValueError: what is handed does not fit them.
+            ValueError: the passed tensors do not fit them.
         """
         own = [p for _, _, p in occurrences(optimizer)]
         shown = getattr(optimizer, "_shown_groups", None)
@@ -73,7 +73,7 @@ def handle_of(optimizer: Any, positions: tuple[int, ...]) -> int:
 
 
 def _found(handle: int) -> tuple[Handed, Any]:
-    """Return what a handle stands for, and its optimizer."""
+    """Return the :class:`Handed` of a handle, and its optimizer."""
     handed = _handed.get(handle)
     optimizer = None if handed is None else handed.optimizer()
     if handed is None or optimizer is None:
@@ -129,7 +129,7 @@ def _run(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> 
 
 
 def _check_apart(params: Sequence[torch.Tensor]) -> None:
-    """Raise RuntimeError if parameters share memory, of which a compiler has passed clones: these do not share it."""
+    """Raise RuntimeError if parameters share memory: the clones that a compiler has passed do not."""
     memories = [at for p in params if (at := p.untyped_storage().data_ptr())]
     if len({*memories}) < len(memories):
         raise RuntimeError(
@@ -148,7 +148,7 @@ def _check(p: torch.Tensor, given: torch.Tensor, position: int) -> None:
 
 
 def _fake(params: list[torch.Tensor], grads: list[torch.Tensor], handle: int) -> None:
-    """Check what is known without values: that the gradients fit, and that the graph reads no state."""
+    """Check, without values, that the gradients fit, and that the graph reads no state."""
     _, optimizer = _found(handle)
     if len(params) != len(grads):
         raise ValueError(f"step_ got {len(params)} parameters and {len(grads)} gradients")

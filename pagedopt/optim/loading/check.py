@@ -112,7 +112,7 @@ class Loaded:
 
     @functools.cached_property
     def sources(self) -> dict[str, Source]:
-        """What each state is loaded from, by its name; those of which the entry has not all are left out."""
+        """The source of each state, by its name; a state without all columns in the entry is left out."""
         encoded = () if is_sharded(self.param) or self.param.is_complex() else ENCODED
         found = {}
         for name, (own, _) in self.states.items():
@@ -169,7 +169,7 @@ def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], 
 
 
 def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
-    """Raise ValueError unless each parameter has no loaded state, or all that its rule needs, in the right shapes.
+    """Raise ValueError if a parameter has only part of the state that its rule needs, or state in wrong shapes.
 
     State of another optimizer is refused, too.  Keys that no rule of this package names may be there.
     """

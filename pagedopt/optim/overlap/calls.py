@@ -80,8 +80,7 @@ class Calls(threading.local):
         return False
 
     def forget_ended(self) -> None:
-        """Forget calls that ended without a word, and take recorders of such calls, whoever put them there, off torch's
-        stack of modes."""
+        """Forget calls whose end no hook has told, and take their recorders, of any overlap, off torch's stack."""
         recorders = [mode for mode in internals.function_modes() if isinstance(mode, Recorder)]
         stack = self._stack
         if not stack and not recorders:

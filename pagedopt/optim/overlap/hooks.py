@@ -29,7 +29,7 @@ class Waits(Protocol):
 
 
 class _NoScript(AttributeError):
-    """What ``torch.jit.script`` gets of a hook."""
+    """Stands for a hook in ``torch.jit.script``."""
 
 
 class Hook:
@@ -99,7 +99,7 @@ class Fence(Hook):
 
 
 class Compiled:
-    """Stands in for what ``module.compile()`` has made, whose call shows no hook of the module."""
+    """Replaces the callable that ``module.compile()`` has made: a call of that runs no hook of the module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -156,7 +156,7 @@ def all_known() -> list[Any]:
     return [overlap for ref in list(known) if (overlap := ref()) is not None]
 
 
-def _tell(_: Any) -> None:  # which of them a compiler is tracing is not known where it traces
+def _tell(_: Any) -> None:  # all of them: here it is not known whose module is traced
     for overlap in all_known():
         overlap.traced()
 

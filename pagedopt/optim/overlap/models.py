@@ -49,7 +49,7 @@ def refusal(model: torch.nn.Module) -> str:
 class Models:
     """The attached models of one overlap.
 
-    All modules have the same hooks, the same objects: a look at a module tells whether they are in place.
+    All modules have the same hook objects, so a look at a module tells whether they are in place.
 
     Args:
         overlap: what the hooks call.
@@ -71,7 +71,7 @@ class Models:
         return modules_of(self)
 
     def name_of(self, param: torch.Tensor) -> str:
-        """Return the name of a parameter, or of what a view is of."""
+        """Return the name of a parameter, or of the parameter that a view shares memory with."""
         memory = memory_of(param)
         named = (each for model in self for each in model.named_parameters())
         return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
@@ -112,9 +112,9 @@ class Models:
         handles.append(module.register_load_state_dict_pre_hook(self._fence))
 
     def hook_outermost(self, module: torch.nn.Module) -> None:
-        """Let a module that is called outermost, and is not compiled, tell if its forward raises.
+        """Hook errors of a module that is called outermost, unless it is compiled.
 
-        Other modules do without: Dynamo guards on the id of such a hook, and would compile equal blocks one by one, the
+        Other modules get no such hook: Dynamo guards on its id, and would compile equal blocks one by one, the
         first eight.
         """
         if module not in self._outermost and not module._compiled_call_impl:
@@ -128,7 +128,7 @@ class Models:
         self._outermost.discard(module)
 
     def comes_first(self, module: torch.nn.Module) -> bool:
-        """Return whether no hook stands before that of a module, but those of other overlaps."""
+        """Return whether our hook is the first of a module, not counting hooks of other overlaps."""
         for hook in module._forward_pre_hooks.values():
             if hook is self._enter:
                 return True

@@ -134,7 +134,7 @@ class Overlap:
         self._seen = self._seen or (whole and outermost.grad)
 
     def _begin(self, call: Call) -> None:
-        """The outermost call begins: wait for what no module is known to read, or for all, and record the call."""
+        """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
         module = call.module
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -218,7 +218,7 @@ class Overlap:
     # --- fences
 
     def wait(self) -> None:
-        """Wait for the queued step, as everybody does who reads or writes what it changes."""
+        """Wait for the queued step, before anything that it changes is read or written."""
         self._calls.forget_ended()
         self._finish("waited")
 
@@ -345,7 +345,7 @@ def _wait_if_alive(overlap: weakref.ref[Overlap], _: object) -> None:
 
 
 def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
-    """Register a hook that runs before all others before ``step()``; return what removes it."""
+    """Register a hook that runs before all others before ``step()``; return its handle."""
     ref = weakref.ref(overlap)
 
     def wait(*_: Any) -> None:
@@ -378,13 +378,13 @@ def _holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool
 
 
 def _before_fork() -> None:
-    """Carry out what is queued on CPUs: a child must neither do it again nor read what has not been done."""
+    """Carry out steps queued on CPUs: a child must neither repeat them nor read parameters from before them."""
     on_host = (each for each in list(_with_queued) if (queued := each.queued) is not None and queued.on_host)
     _wait_for_each(on_host)
 
 
 def _before_exit() -> None:
-    """Finish what is queued, while there still are threads that carry pages, and before what users do at exit."""
+    """Finish queued steps while the threads that move pages still run, and before users' exit handlers."""
     _wait_for_each(list(_with_queued))
 
 

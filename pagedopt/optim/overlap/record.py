@@ -1,7 +1,7 @@
 """Which parameters a module reads, recorded from a forward: an optimizer knows parameters, not modules.
 
-A parameter is known by the modules that hold it and its name there.  So a record keeps none alive, and follows if
-another takes its place.
+A parameter is known by the modules that hold it and its name there.  So a record keeps no parameter alive, and stays
+valid if a module gets another one under that name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .models import modules_of
 
 #: A module, and the name under which it holds a parameter.
 Slot = tuple[weakref.ref[torch.nn.Module], str]
-#: Behind every turn.
+#: Later than every turn.
 NEVER = sys.maxsize
 #: Attributes that say nothing of a tensor's values.
 _ABOUT = frozenset(
@@ -89,7 +89,7 @@ class Record:
         self._training.setdefault(module, set()).add(module.training)
 
     def note(self, module: torch.nn.Module, slots: Iterable[Slot]) -> None:
-        """Note that a module, and none inside of it, reads what is in these slots."""
+        """Note that a module itself reads the parameters in these slots; no module inside of it does."""
         for slot in slots:
             owner = slot[0]()
             if owner is not None:
@@ -109,7 +109,7 @@ class Record:
 
 
 class Recorder(TorchFunctionMode):
-    """Tells which parameters the operators and functions of torch are given, or views of them, in one call of a module.
+    """Finds the parameters, or views of them, that are passed to functions of torch in one call of a module.
 
     Args:
         models: who may hold parameters.
@@ -164,8 +164,8 @@ def _pass_on(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-#: The code from which we look at tensors.  Recorders, of which each optimizer has one, do not see each other look: with
-#: each more of them the calls would double.
+#: Code that looks at tensors for recorders.  Each optimizer has a recorder; if they recorded each other's looks, every
+#: further one would double the calls.
 _LOOKS = frozenset(look.__code__ for look in (memory_of, cannot_be_told, _pass_on))
 
 

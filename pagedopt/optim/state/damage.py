@@ -1,4 +1,4 @@
-"""Damage: state of which part belongs to another step than the rest.  One protocol for all that writes state."""
+"""Damage: part of the state belongs to another step than the rest.  One protocol for all that writes state."""
 
 from __future__ import annotations
 

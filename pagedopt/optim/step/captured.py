@@ -149,7 +149,7 @@ def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout)
 
 
 def _leave_to_stream(before: Sequence[Tensors], now: Sequence[Tensors]) -> None:
-    """Let go of old gradients: their memory is not used again before what is queued on this stream has run."""
+    """Let go of old gradients: their memory is not used again before the work queued on this stream has run."""
     in_use = {id(t) for tensors in now for t in tensors}
     stream_of = functools.cache(torch.cuda.current_stream)
     for tensors in before:

@@ -22,8 +22,8 @@ from .members import Member
 class DeviceNumbers:
     """Numbers that the host never reads back: the prologue of the rule computes what a set needs.
 
-    Learning rates and betas that are tensors on the device are read there in each launch; what is a number on the host
-    is copied there when it changes.  The table gets a set for each row, and lies in device memory.
+    Learning rates and betas that are tensors on the device are read there in each launch; numbers on the host are
+    copied there when they change.  The table gets a set for each row, and lies in device memory.
 
     Args:
         members, shared, sweep: as of :class:`HostNumbers`.

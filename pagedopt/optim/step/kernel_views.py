@@ -163,7 +163,7 @@ def _is_param_laid_out(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool
 
 
 def _alike(grad: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
-    """Return the gradient, or a copy with its parameter's strides; the table refuses what is wrong otherwise."""
+    """Return the gradient, or a copy with its parameter's strides; the table refuses other misfits."""
     if grad is None or grad.layout is not torch.strided or grad.shape != p.shape:
         return grad
     if (grad.stride() == p.stride() and not grad.is_neg()) or not has_memory(grad):

@@ -132,7 +132,7 @@ def _memories(members: Sequence[Member]) -> list[int]:
 
 
 def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:
-    """Give members that share memory or a number rising turns: each reads what the one before has written."""
+    """Give members that share memory or a number increasing turns: each reads the results of the one before."""
     free: dict[tuple[str, int], int] = {}  # the first turn in which nobody uses it any more
     for member, its_memory in zip(members, memory, strict=True):
         uses = [("memory", its_memory), *(("number", member.entry[name].data_ptr()) for name in member.rule.carried)]

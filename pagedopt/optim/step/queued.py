@@ -80,7 +80,7 @@ class Pending(NamedTuple):
         return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
 
     def misuse(self) -> str:
-        """Return how they were misused since, in words; or ""."""
+        """Return in words how they were misused since; "" if not."""
         if self.param._version != self.version:
             return "a parameter was written"
         if self.param.data_ptr() != self.address:
@@ -93,7 +93,7 @@ class Pending(NamedTuple):
 
 
 class QueuedStep:
-    """A step of an optimizer whose launches follow.
+    """A step that is already counted, whose launches are pending.
 
     On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
     all launches are in a stream of their own, and who waits is the current stream.
@@ -104,7 +104,7 @@ class QueuedStep:
     Args:
         step: its checks are done; see :func:`why_not`.
         side: the stream of the launches; None on a CPU.
-        events: of earlier steps, which are recorded anew; more are added.
+        events: of earlier steps, to be used again; the list grows as needed.
 
     Attributes:
         begun: how many launches somebody has waited for, or has carried out.
@@ -152,7 +152,7 @@ class QueuedStep:
         self._pairs, self._pending, self._last, self.total = [], pending, last, len(pending)  # all at once, or nothing
 
     def _launch_on(self, side: torch.cuda.Stream, launches: Generator[None]) -> None:
-        """Queue all launches on a stream, behind what the current stream has been given, each with an event."""
+        """Queue all launches on a stream, behind the work of the current stream, each with an event."""
         side.wait_stream(self._owner)
         with torch.cuda.stream(side), contextlib.closing(launches):  # to close it brings fetched pages back
             for number, _ in enumerate(launches):
