@@ -22,7 +22,7 @@ from pagedopt.commands.train.data import Bytes, load_corpus, sample_batch, to_de
 from pagedopt.commands.train.gpt import build_model
 from pagedopt.commands.train.schedule import learning_rate
 from pagedopt.formats import int8
-from pagedopt.formats.int8 import FEWEST, MOST_DECAY
+from pagedopt.formats.int8 import FEWEST, MAX_DECAY
 from pagedopt.planning.sizes import BYTES, Size
 
 MEASURES = ("CPU kernels", "formats")
@@ -198,7 +198,7 @@ def derive(rows: Rows) -> Rows:
             "of_nine": row["error"] / nine if nine else None,
             "rival_turned": here.number("turned", code=RIVAL),
             "off": None if row.get("bias") is None else abs(row["bias"]),
-            "allowed": "yes" if row["decay"] <= MOST_DECAY else "no",
+            "allowed": "yes" if row["decay"] <= MAX_DECAY else "no",
             "line": row["code"] if row["which"] == BOTH else f"{row['family']}, {row['code']}",
             "drawn": row["which"] if row["code"] in DRAWN[row["which"]] else "",
             "remembers": 1 / (1 - row["decay"]),
@@ -225,7 +225,7 @@ BARS = [
     Bar("AdamW, β2 0.999: error ÷ bitsandbytes'", "of_rival", at_most=0.5, unit="x", which=BOTH, code=OURS,
         beta1=0.9, decay=0.999),
     Bar("AdamW: bias of v", "off", at_most=1.0, unit="%", which=BOTH, code=OURS),
-    Bar(f"first moments up to {MOST_DECAY}: error ÷ bitsandbytes'", "of_rival", at_most=1.0, unit="x",
+    Bar(f"first moments up to {MAX_DECAY}: error ÷ bitsandbytes'", "of_rival", at_most=1.0, unit="x",
         which=FIRST, code=OURS, allowed="yes"),
 ]  # fmt: skip
 REMEMBERS = "steps that the moment remembers, 1 / (1 - decay)"

@@ -21,7 +21,7 @@ import torch
 from experiments.lab import Bar, Grid, Row, Rows, Run, Table, Text, gb_per_s, number, spread
 from experiments.works.contenders import CONTENDERS, COPY, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
-from pagedopt.system.machine import MOST_THREADS
+from pagedopt.system.machine import MAX_THREADS
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
@@ -43,9 +43,9 @@ def thread_counts(text: str) -> list[int]:
         counts = {0}
     if min(counts) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 on, or all, with commas between them")
-    if max(counts) > MOST_THREADS:
+    if max(counts) > MAX_THREADS:
         cores = f"here, where there are {os.cpu_count()} cores"
-        raise argparse.ArgumentTypeError(f"{max(counts)}: must be at most {MOST_THREADS} {cores}")
+        raise argparse.ArgumentTypeError(f"{max(counts)}: must be at most {MAX_THREADS} {cores}")
     return sorted(counts)
 
 

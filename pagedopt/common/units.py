@@ -11,7 +11,7 @@ _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6}
 #: The most parameters of a model: their bytes in any format still fit into 64 bits.
-MOST_PARAMETERS = 10**14
+MAX_PARAMETERS = 10**14
 
 
 def parse_bytes(value: int | str, name: str = "device_budget") -> int:
@@ -60,8 +60,8 @@ def parse_count(value: int | float | str, name: str = "params") -> int:
         if not found:
             raise ValueError(f"{name} is {value!r}; give a number of parameters, as 7000000000, 7e9, 7B or 124M")
         value = float(found[1].replace(",", "").replace("_", "")) * _COUNTS[found[2]]
-    if not (math.isfinite(value) and 1 <= value <= MOST_PARAMETERS):
-        raise ValueError(f"{name} is {value:g}; it must be between 1 and {MOST_PARAMETERS:.0e}")
+    if not (math.isfinite(value) and 1 <= value <= MAX_PARAMETERS):
+        raise ValueError(f"{name} is {value:g}; it must be between 1 and {MAX_PARAMETERS:.0e}")
     if abs(value - round(value)) > 1e-6 * value:
         raise ValueError(f"{name} is {value:g}; it must be a whole number of parameters")
     return round(value)

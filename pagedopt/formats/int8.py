@@ -23,7 +23,7 @@ FEWEST = 4096
 #: A second moment with a decay from here on moves by less than a code in a step, and is rounded at random.
 SLOW = 0.99
 #: The largest decay of a first moment; notes/int8.md has the errors beyond.
-MOST_DECAY = 0.99
+MAX_DECAY = 0.99
 #: The least magnitude of a block that is not all zero.
 MIN_ABS = 2.0**-94
 CUBE, FOURTH = 127.0**3, 255.0**4
@@ -190,10 +190,10 @@ class Int8(Choice):
                 f"with @pagedopt.rule(moments={{{state.name!r}: pagedopt.Moment(signed=…, decay=…)}})"
             )
         if moment.signed:
-            if state.decay is not None and state.decay > MOST_DECAY:
+            if state.decay is not None and state.decay > MAX_DECAY:
                 raise ValueError(
                     f"{what} cannot be stored in int8: its decay {moment.decay} is {state.decay:g}, and codes follow "
-                    f"first moments up to {MOST_DECAY} (notes/int8.md); give that state another "
+                    f"first moments up to {MAX_DECAY} (notes/int8.md); give that state another "
                     f"format, as state_format={{{state.name!r}: 'bfloat16', …: 'int8'}}"
                 )
             return FIRST[_how(state, default="stochastic")]

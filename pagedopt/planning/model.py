@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..common.units import MOST_PARAMETERS, parse_count
+from ..common.units import MAX_PARAMETERS, parse_count
 from ..tables.shards import local
 from .sizes import SIZES, shapes
 
@@ -49,8 +49,8 @@ def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
         ValueError: a shape has a negative size, a number is no count of parameters, or there are too many.
     """
     found = _described(model, dtype)
-    if found.parameters > MOST_PARAMETERS:
-        raise ValueError(f"model has {found.parameters:.3g} parameters; at most {MOST_PARAMETERS:.0e} can be planned")
+    if found.parameters > MAX_PARAMETERS:
+        raise ValueError(f"model has {found.parameters:.3g} parameters; at most {MAX_PARAMETERS:.0e} can be planned")
     return found
 
 

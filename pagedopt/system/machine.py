@@ -15,7 +15,7 @@ import torch
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 #: The most threads a user may ask for: with far more, the libraries that start them crash.
-MOST_THREADS = max(64, os.cpu_count() or 1)
+MAX_THREADS = max(64, os.cpu_count() or 1)
 
 
 def describe() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from experiments.step import codes
 from experiments.step.codes import BOTH, FIRST, FLOAT32, OURS, RIVAL, Twin, compared
 from experiments.works import codes_8_bits
 from pagedopt.formats import int8
-from pagedopt.formats.int8 import BLOCK, MOST_DECAY
+from pagedopt.formats.int8 import BLOCK, MAX_DECAY
 
 
 @pytest.mark.long
@@ -161,7 +161,7 @@ def test_errors_stand_beside_those_of_others() -> None:
 def test_bars_are_met_or_missed(ours: float, bias: float, met: bool) -> None:
     rows = [
         row(BOTH, 0.999, OURS, ours, bias=bias), row(BOTH, 0.999, RIVAL, 3.0, bias=-9.0),
-        row(FIRST, MOST_DECAY, OURS, ours), row(FIRST, MOST_DECAY, RIVAL, 3.0),
+        row(FIRST, MAX_DECAY, OURS, ours), row(FIRST, MAX_DECAY, RIVAL, 3.0),
     ]  # fmt: skip
     assert [bar.verdict(codes.derive(Rows(rows))).met for bar in codes.BARS] == [met] * 3
 

@@ -21,7 +21,7 @@ from experiments.step import close_to_a_copy, cpu_step, fsdp2, in_8_bits
 from experiments.works.contenders import CONTENDERS, COPY, FUSED, OURS, installed, ours, theirs
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
-from pagedopt.system.machine import MOST_THREADS
+from pagedopt.system.machine import MAX_THREADS
 
 CPU = torch.device("cpu")
 FIRST_STEP = ("first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW")
@@ -108,7 +108,7 @@ def test_what_is_no_number_of_threads_is_refused(text: str) -> None:
 def test_more_threads_than_can_be_started_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(experiment("cpu_step"), ["--quick", "--device", "cpu", "--threads", "1,100000"])
-    assert f"--threads: 100000: must be at most {MOST_THREADS} here" in capsys.readouterr().err
+    assert f"--threads: 100000: must be at most {MAX_THREADS} here" in capsys.readouterr().err
 
 
 def test_numbers_of_threads_may_be_all_there_are() -> None:

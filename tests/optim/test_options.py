@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import pagedopt
-from pagedopt.formats.int8 import BLOCK, FEWEST, MOST_DECAY, SLOW
+from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
 from pagedopt.optim.options import TABLE
 from pagedopt.optim.registry import OPTIMIZERS
-from pagedopt.optim.state.group_options import MOST_SEED
+from pagedopt.optim.state.group_options import MAX_SEED
 from pagedopt.paging.budget import Budget
 from pagedopt.planning.rates import ASSUMED
 
@@ -49,14 +49,14 @@ def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
     of_format, of_rounding = TABLE["state_format"].values['"int8", "8bit"'], TABLE["rounding"].values["None"]
     assert f"below {FEWEST:,} elements" in of_format
     assert f"for each {BLOCK}: {2 * (1 + 4 / BLOCK):.2f} bytes" in of_format
-    assert of_format.endswith(f"above {MOST_DECAY}")
+    assert of_format.endswith(f"above {MAX_DECAY}")
     assert f"{SLOW} or more" in of_rounding
-    assert each(next(iter(TABLE["seed"].values))) == [0, MOST_SEED]
+    assert each(next(iter(TABLE["seed"].values))) == [0, MAX_SEED]
 
 
 def test_options_with_more_values_than_are_listed_say_their_range() -> None:
     page = options_page.page()
-    for name, said in {"seed": f"whole numbers from 0 to {MOST_SEED:,}",
+    for name, said in {"seed": f"whole numbers from 0 to {MAX_SEED:,}",
                        "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
         assert TABLE[name].choice == said
         assert f"\n| `{name}` | {said} | " in page

@@ -20,14 +20,14 @@ from ...planning.estimate import estimate
 from ...planning.sizes import DEFAULT_SIZE, SIZES, Size, shapes
 from ...system.files import host
 from ...system.files.state_file import state_folder
-from ...system.machine import MOST_THREADS
+from ...system.machine import MAX_THREADS
 from ..device import pick_device
 from ..errors import UsageError
 
 OPTIMIZERS = {"both": ("paged", "torch"), "paged": ("paged",), "torch": ("torch",)}
 #: Bounds of options.
 LOWER = {"batch": 1, "block": 1, "steps": 1, "threads": 1, "seed": 0, "checkpoint_every": 0, "lr": 0, "weight_decay": 0}
-UPPER = {"seed": 2**63 - 1, "threads": MOST_THREADS}  # a seed of torch's generators
+UPPER = {"seed": 2**63 - 1, "threads": MAX_THREADS}  # a seed of torch's generators
 CHOICES: dict[str, Mapping[str, Any]] = {"size": SIZES, "optimizer": OPTIMIZERS}
 #: Formats of PagedAdamW's state in which its losses are torch's but for rounding; None: as the parameters, float32.
 AS_TORCH = (None, "float32", "float64")

@@ -10,7 +10,7 @@ from ...system.warn import warn_once
 from .rule_optimizer import Group, RuleOptimizer
 
 #: The most that a seed may be: kernels get it beside a step count of 32 bits, in a double.
-MOST_SEED = 2**21 - 1
+MAX_SEED = 2**21 - 1
 #: What the option ``rounding`` was called when second moments alone were rounded at random.
 OLD_ROUNDING = "v_rounding"
 
@@ -29,8 +29,8 @@ def check_group_options(given: Mapping[str, Any], states: Collection[str] | None
 
 
 def _check_seed(seed: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MOST_SEED:
-        raise ValueError(f"seed is {seed!r}; it must be a whole number from 0 to {MOST_SEED:,}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed is {seed!r}; it must be a whole number from 0 to {MAX_SEED:,}")
 
 
 def seed_word(optimizer: RuleOptimizer, group: int) -> float:

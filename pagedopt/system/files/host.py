@@ -14,7 +14,7 @@ from . import libc
 from .mounts import Mount, mounts
 
 #: :func:`check_host` and :func:`check_disk` leave this share of memory or disk free, but at most this many bytes.
-RESERVE_SHARE, RESERVE_MOST = 0.05, 256 << 20
+RESERVE_SHARE, MAX_RESERVE = 0.05, 256 << 20
 #: ``mincore`` writes one byte per page, so it is called for at most this many bytes of address space.
 _STRIDE = 1 << 30
 
@@ -30,7 +30,7 @@ class Room:
     @property
     def reserve(self) -> int:
         """Bytes that stay free."""
-        return min(RESERVE_MOST, int(self.limit * RESERVE_SHARE))
+        return min(MAX_RESERVE, int(self.limit * RESERVE_SHARE))
 
 
 @dataclass(frozen=True)
