@@ -63,6 +63,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ[RUN_FOLDER], ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _verdict_on_the_compiled_look() -> None:
+    """Steps use the compiled look from the first on that may: without this, from when its self-test has ended."""
+    from pagedopt.system.look.parts import compiled_look
+
+    compiled_look(wait=True)
+
+
 def pytest_collection_finish() -> None:
     """Tests look for what is garbage, often: without all modules and tests among it that takes no time."""
     gc.collect()

@@ -104,6 +104,24 @@ def walks(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span 
     return cached.by_span
 
 
+class Entry(NamedTuple):
+    """A walk of a whole table as one C call: ``function(call.address)``, on torch's team if it has several threads."""
+
+    function: int
+    call: team.Call
+    threads: int
+
+
+def entry(compiled: Callable[..., None], table: HostTable, count: int) -> Entry | None:
+    """Return how compiled code walks all of a table on ``count`` threads; None: torch has no team that we know."""
+    team.prepare(compiled)
+    if (member := team.member(compiled)) is None:
+        return None
+    if (call := whole(compiled, table, count).team) is not None:
+        return Entry(member, call, count)
+    return Entry(member, team.Call(arguments_of(table), [(0, len(table.chunk_words))]), 1)
+
+
 class _CachedWalks(NamedTuple):
     """The cached walks of a table with a kernel on some threads; ``member``: the kernel's entry for teams."""
 

@@ -61,10 +61,17 @@ class CudaKernel:
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
         """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) is passed by value."""
+        self._kernel((self.grid(count),), (self.threads,), (argument,), stream=stream)
+
+    def grid(self, count: int) -> int:
+        """Return the number of thread blocks for ``count`` chunks."""
         blocks = -(-count // self.chunks_per_block)
-        if self.most_blocks is not None:
-            blocks = min(blocks, self.most_blocks)
-        self._kernel((blocks,), (self.threads,), (argument,), stream=stream)
+        return blocks if self.most_blocks is None else min(blocks, self.most_blocks)
+
+    @property
+    def handle(self) -> int:
+        """The driver's ``CUfunction``."""
+        return int(self._kernel.ptr)
 
 
 class Stream:

@@ -95,12 +95,12 @@ class Call:
         for array in arrays:
             words += array.ctypes.data, *array.shape
         self.words = np.array([*words, spans[0][0], *(last for _, last in spans)], np.int64)
-        self._at, self._parallel = self.words.ctypes.data, openmp.parallel
+        self.address, self._parallel = self.words.ctypes.data, openmp.parallel
 
     def on(self, member: int, count: int) -> Callable[[], object]:
         """Return the function that runs ``member`` on a team of ``count`` threads; call :meth:`check` after it."""
         # Threads without a span return at once.  OpenMP would end them if we asked for a smaller team.
-        return functools.partial(self._parallel, member, self._at, count, 0)
+        return functools.partial(self._parallel, member, self.address, count, 0)
 
     def check(self) -> None:
         """Raise MemoryError if a thread has run out of memory since the last check."""

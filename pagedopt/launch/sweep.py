@@ -239,6 +239,11 @@ class Sweep:
         with torch.cuda.device(index):
             yield from self._passes_on_cuda(index, steps, mover, kernel)
 
+    @property
+    def kernel(self) -> Any:
+        """The compiled kernel that :meth:`ready` has cached; None: there is none."""
+        return self._kernel[1]
+
     def prepare(self) -> None:
         """Compile (or load) the kernel and allocate a table, so that the next :meth:`run` may be captured."""
         if self.device.type == "cuda":

@@ -13,6 +13,7 @@ from ..rules.rule import Rule
 from ..system.warn import warn_once
 from .base import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
+from .state.rule_optimizer import of_items_alone
 
 
 @documented
@@ -83,6 +84,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
                 "Adam's weight decay set it in each of optimizer.param_groups again",
             )
 
+    @of_items_alone  # but for what it refuses if ``capturable``, of which no compiled look knows
     def rule_of(self, group: Group) -> Rule:
         """Return AdamW's rule, or Adam's if ``decoupled_weight_decay`` is False; with ``amsgrad`` its variant.
 

@@ -27,6 +27,7 @@ from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
 from .options import Options, check_group_keys, complete, documented
 from .out_of_memory import advise, is_out_of_memory
+from .overlap import overlap
 from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
@@ -34,6 +35,7 @@ from .step.class_checks import check_group, check_initial, check_rules, check_sc
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
+from .step.quick import QuickSteps
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
@@ -44,6 +46,21 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     """Return (names of the rules' state tensors, names of their numbers), the same objects for the same rules."""
     states = frozenset(name for rule in rules for name in rule.inputs[2:])
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
+
+
+def _quick_first(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate ``step``: a step that repeats the last one is one compiled call; torch's hooks surround all others."""
+    hooked = torch.optim.Optimizer.profile_hook_step(step)
+
+    @functools.wraps(step)
+    def quick_or_long(self: PagedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        if not (args or kwargs or dynamo_is_at_work()) and self._quick.step is not None and self._take_quick_step():
+            return None
+        # A subclass with a step of its own, which calls this one, has its hooks around that.
+        return (hooked if type(self).step is quick_or_long else step)(self, *args, **kwargs)
+
+    quick_or_long.hooked = True  # type: ignore[attr-defined]  # torch adds no hooks of its own
+    return quick_or_long
 
 
 @documented
@@ -105,12 +122,13 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         self.blocks, self.transport = chosen["blocks"], chosen["transport"]
         self._launches: Launches | None = None
         self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
-        self._lock = OptimizerLock()
+        self._lock, self._quick = OptimizerLock(), QuickSteps()
 
     def _chooses(self) -> bool:
         """Return whether the rule depends on the group: then it is known only in a step."""
         return type(self).rule_of is not RuleOptimizer.rule_of
 
+    @_quick_first
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for the device.
 
@@ -119,6 +137,9 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         has begun, a step is finished and counted before a signal handler runs.  A second Ctrl-C ends it in the middle.
         One edit goes unseen: a state tensor alone that gets another layout over the memory that it has (``t_()``, a
         ``.data`` that is a view of itself).
+
+        A step that repeats the last one, but for gradients elsewhere and other values in groups, is one compiled call,
+        with the same bits.  ``PAGEDOPT_LOOK=python`` in the environment, when the optimizer is made, does without it.
 
         In a function that ``torch.compile`` traces it is one operator of the graph, or a graph break where that could
         not be (see :func:`~pagedopt.optim.compiled.put_into_graph`).
@@ -155,10 +176,17 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             self._check_whole()
         if self._captured():
             return
-        done = None
+        done, before = None, self._launches
         while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
             done = self._launches = self._take(self._prepare())
         self.warm = True
+        self._quick.after(self, before, done)
+
+    def _take_quick_step(self) -> bool:
+        """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
+        with self._lock():
+            others = self.damaged or self._captures or overlap.with_queued or self._overlap is not None
+            return not others and self._quick.take(self)
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it
 
@@ -275,7 +303,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if options := state.pop("_options", None):
             self._configure(options, restored=True)
         super().__setstate__(state)
-        self._launches = None
+        self._launches, self._quick = None, QuickSteps()
         for group in self.param_groups:
             rename_rounding(group, warn=False)
         for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused

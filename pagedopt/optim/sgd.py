@@ -11,6 +11,7 @@ from ..rules.rule import Rule
 from ..rules.sgd import sgd, sgd_momentum
 from .base import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
+from .state.rule_optimizer import of_items_alone
 
 
 @documented
@@ -58,6 +59,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         )  # fmt: skip
         self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
 
+    @of_items_alone
     def rule_of(self, group: Group) -> Rule:
         """Return the rule with momentum, or the one without state if the group's momentum is 0."""
         return sgd if group["momentum"] == 0 else sgd_momentum

@@ -185,9 +185,12 @@ class Contents:
         names: for each key, the names of the values to compare.
         memory_of: returns the tensor whose address counts for a value that has none of its own (a DTensor's shard);
             None: every value has its own.
+
+    Attributes:
+        names: for each key, those names.
     """
 
-    __slots__ = ("_arrays", "_at", "_getters", "_ids", "_memory_of", "_names")
+    __slots__ = ("_arrays", "_at", "_getters", "_ids", "_memory_of", "names")
 
     def __init__(
         self,
@@ -197,7 +200,7 @@ class Contents:
         memory_of: Callable[[Any], torch.Tensor] | None = None,
     ) -> None:
         unique = {of: of for of in names}
-        self._names = tuple([unique[of] for of in names])  # alive here: the compiled loop knows names by their ids
+        self.names = tuple([unique[of] for of in names])  # alive here: the compiled loop knows names by their ids
         self._getters = _getters(names[0]) if len(unique) == 1 else None
         self._memory_of = memory_of
         values = self._values(entries)
@@ -207,23 +210,23 @@ class Contents:
         if len(values) >= FEW and memory_of is None:
             positions = self.positions(range(len(keys)))
             order = [positions[i, name] for i, of in enumerate(names) for name in of]
-            ids = map(id, keys), [id(name) for of in self._names for name in of], [id(values[i]) for i in order]
+            ids = map(id, keys), [id(name) for of in self.names for name in of], [id(values[i]) for i in order]
             ends = np.cumsum([len(of) for of in names])
             self._arrays = (ends, *(np.array([*each], np.int64) for each in ids), self._at[order])
 
     def positions(self, keys: Sequence[int]) -> dict[tuple[int, str], int]:
         """Map (``keys[i]``, name) to the index that this value of entry i has in the result of :meth:`find`."""
         if self._getters is not None:
-            order = [(key, name) for name in self._names[0] for key in keys]
+            order = [(key, name) for name in self.names[0] for key in keys]
         else:
-            order = [(key, name) for key, of in zip(keys, self._names, strict=True) for name in of]
+            order = [(key, name) for key, of in zip(keys, self.names, strict=True) for name in of]
         return {one: i for i, one in enumerate(order)}
 
     def _values(self, entries: Iterable[Any]) -> tuple[Any, ...]:
         """Return the values ordered by name if all entries have the same names, else entry by entry."""
         if self._getters is not None:
             return (*chain.from_iterable(map(map, self._getters, repeat(entries))),)
-        return tuple([entry[name] for entry, names in zip(entries, self._names, strict=True) for name in names])
+        return tuple([entry[name] for entry, names in zip(entries, self.names, strict=True) for name in names])
 
     def _memories(self, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         return values if self._memory_of is None else tuple(map(self._memory_of, values))

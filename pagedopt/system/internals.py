@@ -74,9 +74,15 @@ def in_fake_mode() -> bool:
         return "Fake" in type(torch.empty(0, device="cpu")).__name__
 
 
+#: Whether a function mode of this thread is active: how many there are.
+has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+#: Whether the current stream is being captured into a CUDA graph.
+is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+
+
 def function_modes() -> list[Any]:
     """Return the function modes of this thread, the innermost last."""
-    return torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else []
+    return torch.overrides._get_current_function_mode_stack() if has_function_modes() else []
 
 
 def shard_of(tensor: Any) -> torch.Tensor:

@@ -122,7 +122,7 @@ class HostTable:
     """
 
     __slots__ = (
-        "__weakref__", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
+        "__weakref__", "_bytes", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
         "rows_end", "rows_stamp", "scalars", "stamp", "walk", "words",
     )  # fmt: skip
 
@@ -142,6 +142,7 @@ class HostTable:
         self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
         plan = chunks(sizes, self.geometry.chunk_numel).view(np.int64).reshape(-1, 2)
         self.words: Words = np.zeros(self.rows_end + (plan.size if self.lists_chunks else 0), np.uint64)
+        self._bytes = self.words.data.cast("B")
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
         self.row_words = self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, lists + 2)
         self.row_words[:, lists] = sizes
@@ -161,11 +162,12 @@ class HostTable:
         """Write the first ``len(values)`` sets of hyperparameters, if they differ."""
         if isinstance(values, np.ndarray):
             new = values.tobytes()
+        elif len(values) == 1:
+            new = array("d", values[0]).tobytes()  # in a third of np.array's time
         else:
-            new = array("d", itertools.chain.from_iterable(values)).tobytes()  # in a third of np.array's time
-        there = self.words.data.cast("B")[: len(new)]
-        if there != new:
-            there[:] = new
+            new = array("d", itertools.chain.from_iterable(values)).tobytes()
+        if self._bytes[: len(new)] != new:
+            self._bytes[: len(new)] = new
             self.stamp += 1
 
     @property

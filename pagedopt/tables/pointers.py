@@ -14,7 +14,7 @@ import torch
 from ..system.compare_tensors import Addresses, TensorLayout, addresses, lie_at
 from .checks import Common, check_overlap, checked_writes
 from .columns import Located, TensorList, Tensors, has_memory, missing
-from .layout import Geometry, HostTable, choose_geometry
+from .layout import WORD, Geometry, HostTable, Words, choose_geometry
 from .storage import POSITION_WORDS
 
 Indices = npt.NDArray[np.int64]
@@ -206,7 +206,7 @@ class PointerTable:
     def _write(self, now: npt.NDArray[np.uint64], changes: Mapping[int, tuple[Located, Addresses]]) -> None:
         """Write the addresses ``now`` into the table."""
         self._unwritten = True  # if we are interrupted, the next call writes all rows again
-        self._addresses = now  # before the columns: an unchanged column means that its addresses were stored
+        self._addresses[:] = now  # before the columns: an unchanged column means that its addresses were stored
         for j, (column, _) in changes.items():
             self._columns[j] = column
         self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
@@ -290,10 +290,15 @@ class PointerTable:
             self._write(now, {})
             return
         self._unwritten = True
-        self._addresses = now
+        self._addresses[:] = now  # in place: a compiled look writes there, too
         for j in moved:
             self.host.set_column(j, now[j])
         self._unwritten = False
+
+    def addresses_of(self, j: int) -> list[int]:
+        """Return where each tensor of list ``j`` lies."""
+        found: list[int] = self._addresses[j].tolist()
+        return found
 
     def let_go(self) -> None:
         """Stop keeping the tensors alive; give all lists again before the table is used."""
@@ -333,6 +338,32 @@ class PointerTable:
     def assign_sets(self, sets: npt.NDArray[np.int64]) -> None:
         """Write the index of each tensor's set of hyperparameters, (tensors,)."""
         self.host.set_sets(sets if self._rows is None else sets[self._rows.tensor])
+
+    def words_of_addresses(self, j: int) -> tuple[Words, Words]:
+        """Return the addresses of two words for each tensor of list ``j``: both hold where the tensor lies.
+
+        The first is in the rows of :attr:`host`.  The tensors are the rows (:attr:`whole_rows`).  These words are
+        written between :meth:`begin_writing` and :meth:`end_writing`.
+        """
+        at, host = WORD * np.arange(len(self), dtype=np.uint64), self.host
+        cells = at * np.uint64(host.lists + 2) + np.uint64(host.row_words.ctypes.data + WORD * j)
+        return cells, at + np.uint64(self._addresses[j].ctypes.data)
+
+    def begin_writing(self) -> bool:
+        """Note that somebody else writes words of the table; return False if a write has not ended."""
+        before, self._unwritten = self._unwritten, True
+        return not before
+
+    def end_writing(self, changed: bool) -> None:
+        """Note that these words are written; ``changed``: some have other values now."""
+        if changed:
+            self.host.rows_changed()
+        self._unwritten = False
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether row i is all of tensor i."""
+        return self._rows is None
 
     def moved(self, lists: Sequence[TensorList]) -> list[tuple[str, int]]:
         """Return (list name, index) of every tensor whose address differs from the table's."""

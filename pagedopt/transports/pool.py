@@ -42,6 +42,15 @@ class PooledTransport(Transport):
     def prepare(self, table: HostTable) -> None:
         self._ring.prepare(table)
 
+    @property
+    def lends_host_memory(self) -> bool:
+        return self._ring.lends_host_memory
+
+    def borrow(self, table: HostTable, stream: int) -> TableBuffer:
+        if table.words.nbytes > SMALL:
+            return self._ring.borrow(table, stream)
+        return _pool_of(type(self._ring), self.device).take(table.words.nbytes)
+
     def lend(self, table: HostTable, stream: int) -> Lent:
         if table.words.nbytes > SMALL:
             lent = self._ring.lend(table, stream)
@@ -63,9 +72,9 @@ class _PooledBuffer(TableBuffer):
     lent: deque[_PooledBuffer]
     by: tuple[int, int | None] = (0, None)  # the thread that lent it last, and the stream
 
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self.by = threading.get_ident(), self.guarded
+    def read_on(self, stream: int) -> None:
+        super().read_on(stream)
+        self.by = threading.get_ident(), stream
         self.give_back()
 
     def give_back(self) -> None:

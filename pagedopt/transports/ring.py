@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,14 +50,32 @@ class TableBuffer(Lent):
 
     def write(self, table: HostTable) -> int:
         """Copy the table's changed words; return how many words, from the first, may have changed."""
-        if self.table is not table:
-            end = len(table.words)
-            self._fields["header"] = table.header()[0]
-        else:
-            end = table.rows_at if self._rows_stamp == table.rows_stamp else table.rows_end
+        end = self.stale(table)
         self.words[:end] = table.words[:end]
-        self.table, self._stamp, self._rows_stamp = table, table.stamp, table.rows_stamp
+        self.written(table)
         return end
+
+    def stale(self, table: HostTable) -> int:
+        """Get ready to hold this table; return how many words, from the first, have to be copied."""
+        if self.table is not table:
+            self.table, self._rows_stamp = None, -1
+            self._fields["header"] = table.header()[0]
+            return len(table.words)
+        return table.rows_at if self._rows_stamp == table.rows_stamp else table.rows_end
+
+    def written(self, table: HostTable) -> None:
+        """Note that it holds the table as it is now."""
+        self.table, self._stamp, self._rows_stamp = table, table.stamp, table.rows_stamp
+
+    @functools.cached_property
+    def argument(self) -> int:
+        """Address of the argument for a launch over all chunks."""
+        return int(self._argument.ctypes.data)
+
+    @functools.cached_property
+    def event(self) -> int:
+        """The driver's event that guards it."""
+        return int(self._event.handle)
 
     def lend(self, stream: int | None) -> TableBuffer:
         """Return itself, for launches on ``stream``; None: for launches that a graph captures."""
@@ -79,7 +98,14 @@ class TableBuffer(Lent):
         """Record the event, even after an error: the block may have failed after its launch."""
         if self._lent_to is not None:
             self._event.record(self._lent_to)
-            self.guarded = self._lent_to
+            self.read_on(self._lent_to)
+
+    def read_on(self, stream: int) -> None:
+        """Note that its event was recorded on a stream, behind a launch that reads it."""
+        self.guarded = stream
+
+    def give_back(self) -> None:
+        """Do without it; to be called if nothing was launched."""
 
 
 class RingTransport(Transport):
@@ -125,6 +151,13 @@ class RingTransport(Transport):
         if buffer.guarded is None:
             self.publish(buffer, buffer.write(table), stream)
         return buffer.lend(stream)
+
+    @property
+    def lends_host_memory(self) -> bool:
+        return self.over_link
+
+    def borrow(self, table: HostTable, stream: int) -> TableBuffer:
+        return self._next(table, stream)
 
     def _next(self, table: HostTable, stream: int) -> TableBuffer:
         """Return the buffer that already holds this table for this stream, or one that no launch reads."""

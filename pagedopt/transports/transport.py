@@ -96,6 +96,15 @@ class Transport(ABC):
     def prepare(self, table: HostTable) -> None:  # noqa: B027 # most need none
         """Get ready to lend ``table`` during a graph capture; a table passed by value is frozen into the graph."""
 
+    @property
+    def lends_host_memory(self) -> bool:
+        """Whether kernels read tables in buffers that :meth:`borrow` gives, where the host writes them."""
+        return False
+
+    def borrow(self, table: HostTable, stream: int) -> Any:
+        """Return a buffer for a table; nothing is written yet.  A launch of this very table may still read it."""
+        raise NotImplementedError
+
     @abstractmethod
     def lend(self, table: HostTable, stream: int) -> Lent:
         """Lend ``table`` as it is now, for kernels launched on ``stream`` (a handle) inside a ``with`` block."""

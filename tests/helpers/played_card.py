@@ -38,7 +38,7 @@ _CACHED = (
     (kernels, "norm_kernel"), (kernels, "prologue_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
-    (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "_with_queued", set), (sharing, "ranges", dict),
+    (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "with_queued", set), (sharing, "ranges", dict),
     (virtual, "device_pages", dict), (virtual, "dead", list), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
 )  # fmt: skip
 

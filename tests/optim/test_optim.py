@@ -6,11 +6,15 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import DEVICES
+from looks import look
 from optim_support import ADAMW, distance, model, pair, ready, same, step_on_ones, stepped, train, trained
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
 from pagedopt.rules import sign
+
+__all__ = ["look"]
+pytestmark = pytest.mark.usefixtures("look")
 
 ADAMW_CASES: list[dict[str, Any]] = [
     ADAMW,

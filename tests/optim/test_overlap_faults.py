@@ -104,7 +104,7 @@ def test_each_line_of_a_fence_is_hit() -> None:
 def _of_the_model(loop: Loop, outcome: Outcome, _: bool) -> None:
     values = loop.models[0].state_dict().values()
     assert all(map(torch.equal, values, plain()[0]))
-    assert not overlap._with_queued
+    assert not overlap.with_queued
 
 
 def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:

@@ -237,7 +237,7 @@ class Overlap:
         with queued.lock:
             if self.queued is queued:
                 self._misuse = self._misuse or queued.misuse
-                _with_queued.discard(self)
+                with_queued.discard(self)
                 self.queued = None
 
     def traced(self) -> None:
@@ -290,7 +290,7 @@ class Overlap:
         queued = QueuedStep(step, _side(step.updates[0].sweep.device), self._events)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
-            _with_queued.add(self)
+            with_queued.add(self)
             queued.launch()
             for update in step.updates:
                 update.sweep.begun = True  # from now on an error leaves the state damaged
@@ -325,7 +325,7 @@ _ADVICE = (
     "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
 )
 #: Overlaps whose step is queued.  They outlive their optimizers until it is done.
-_with_queued: set[Overlap] = set()
+with_queued: set[Overlap] = set()
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -379,13 +379,13 @@ def _holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool
 
 def _before_fork() -> None:
     """Carry out steps queued on CPUs: a child must neither repeat them nor read parameters from before them."""
-    on_host = (each for each in list(_with_queued) if (queued := each.queued) is not None and queued.on_host)
+    on_host = (each for each in list(with_queued) if (queued := each.queued) is not None and queued.on_host)
     _wait_for_each(on_host)
 
 
 def _before_exit() -> None:
     """Finish queued steps while the threads that move pages still run, and before users' exit handlers."""
-    _wait_for_each(list(_with_queued))
+    _wait_for_each(list(with_queued))
 
 
 def _wait_for_each(overlaps: Iterable[Overlap]) -> None:

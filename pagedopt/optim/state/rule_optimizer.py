@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -20,6 +20,15 @@ from .group_scalars import scalar_of
 Group = dict[str, Any]
 #: As many elements as no parameter has.
 LARGE = 1 << 60
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def of_items_alone(rule_of: Method) -> Method:
+    """Decorate a ``rule_of`` whose answer changes only with the objects in the group: then no step need ask again."""
+    rule_of.of_items_alone = True  # type: ignore[attr-defined]
+    return rule_of
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -57,6 +66,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     transport: TransportOption
     preallocate: bool
 
+    @of_items_alone
     def rule_of(self, group: Group) -> Rule:
         """Return the rule for a parameter group.  Override it where flags of the group choose among :attr:`rules`.
 

@@ -113,6 +113,14 @@ class ScalarState:
         """Whether methods use the tensors they are given.  Else all numbers are reached through their addresses."""
         return bool(self._others)
 
+    def addresses(self) -> tuple[npt.NDArray[np.int64], int] | None:
+        """Return the address of each number, and its bytes; None: some are not on the CPU, or of several dtypes."""
+        if self._others or len(self._windows) != 1:
+            return None
+        _, window, positions = self._windows[0]
+        steps = np.arange(self.count) if isinstance(positions, slice) else positions
+        return window.ctypes.data + window.itemsize * steps, window.itemsize
+
     def read(self, tensors: NumberTensors, absent: Sequence[int], ahead: Ahead) -> Values | float:
         """Return the numbers for a rule: one per parameter, or one float if all are the same.
 
@@ -189,8 +197,12 @@ class UnsavedStepCounts(ScalarState):
     def write(self, tensors: NumberTensors, coming: Values | float, absent: Sequence[int]) -> None:
         """Store the new counts, except for absent parameters."""
         absent_values = self.behind[list(absent)]
-        self.behind = np.broadcast_to(coming, len(self.behind)).copy()
+        self.behind[:] = coming
         self.behind[list(absent)] = absent_values
+
+    def addresses(self) -> tuple[npt.NDArray[np.int64], int]:
+        """Return the address of each count, and its bytes."""
+        return self.behind.ctypes.data + self.behind.itemsize * np.arange(len(self.behind)), self.behind.itemsize
 
 
 def _window(addresses: list[int], dtype: torch.dtype) -> tuple[npt.NDArray[np.floating], Rows]:

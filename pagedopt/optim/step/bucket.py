@@ -40,19 +40,21 @@ class Bucket:
     Attributes:
         keys: names of the state columns, in the rule's order.
         names: names of the parameters' numbers.
+        positions: of the members among all parameters of the optimizer.
         numbers: where hyperparameters and step counts come from.
         takes_state: whether :meth:`prepare` needs the state tensors themselves, and not only their addresses.
     """
 
     __slots__ = (
-        "_inference", "_own_counters", "count", "keys", "lists", "names", "numbers", "route", "rule", "sweep",
-        "takes_state",
+        "_inference", "_own_counters", "count", "keys", "lists", "names", "numbers", "positions", "route", "rule",
+        "sweep", "takes_state",
     )  # fmt: skip
 
     def __init__(
         self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads, on_device: bool
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
+        self.positions = tuple([m.index for m in members]) if len(members) > 1 else interned((members[0].index,))
         self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
@@ -83,6 +85,11 @@ class Bucket:
         self._inference = any(map(torch.Tensor.is_inference, (*params, *[own[i] for i in self._own_counters])))
         by_tensor = bool(self._own_counters) or self.numbers.takes_tensors
         self.takes_state = _runs_beside_python(params[0].device) or not self.lists.direct or by_tensor
+
+    @property
+    def as_it_is(self) -> bool:
+        """Whether kernels take all tensors as they are, and versions rise with parameters and the store's counters."""
+        return self.lists.as_they_are and not self._own_counters and not self._inference
 
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
         """Return ``tensors`` of :meth:`prepare` for this bucket's members: parameters, gradients, state by column."""

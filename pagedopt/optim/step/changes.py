@@ -93,14 +93,29 @@ class KnownObjects:
         self.picks: tuple[tuple[Pick, Pick], ...] = tuple(picks)
         del self._positions
 
+    def same_rules(self, optimizer: RuleOptimizer) -> bool:
+        """Return whether state is alive, and groups ask for the same rules and formats."""
+        groups = optimizer.param_groups
+        if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
+            return False
+        # Where no format was or is asked for, nothing is called.
+        asked = optimizer.state_format is not None or any(self._formats) or any(map(_own_format, groups))
+        return not asked or (*map(optimizer.formats_depend_on, groups),) == self._formats
+
+    @property
+    def lives(self) -> bool:
+        """Whether no storage of state has died."""
+        return not self._dead
+
+    @property
+    def names_by_key(self) -> tuple[tuple[str, ...], ...]:
+        """For each key of ``optimizer.state``, the names of the values that :meth:`compare` compares."""
+        return self._contents.names
+
     def compare(self, optimizer: RuleOptimizer) -> Tensors | None:
         """Return parameters, gradients and (if a bucket takes it) state; None: an object is new, or state has moved."""
         groups = optimizer.param_groups
-        if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
-            return None
-        # Where no format was or is asked for, nothing is called.
-        asked = optimizer.state_format is not None or any(self._formats) or any(map(_own_format, groups))
-        if asked and (*map(optimizer.formats_depend_on, groups),) != self._formats:
+        if not self.same_rules(optimizer):
             return None
         if len(groups) == 1:
             params = (*groups[0]["params"],)

@@ -12,7 +12,7 @@ from ...launch.sweep import Sweep
 from ..state.group_options import seed_word
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
-from .hyperparameters import Pattern, Uniforms, find_pattern, uniforms_of
+from .hyperparameters import KnownScalars, Pattern, Uniforms, find_pattern, uniforms_of
 from .members import Member, interned
 
 #: One name of numbers (as "step") over a bucket: (what reads and writes them, their tensors, their new values).
@@ -62,15 +62,39 @@ class HostNumbers:
         self._pattern: Pattern | None = None
         self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
 
+    @property
+    def states(self) -> tuple[ScalarState, ...]:
+        """What reads and writes the numbers of each name, in the order of :attr:`Numbers.counts`."""
+        return tuple([state for _, state, _ in self._states])
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Which rows of the table share hyperparameters; it is another object once that has changed."""
+        return self._pattern
+
+    @property
+    def groups_of_sets(self) -> tuple[int, ...] | None:
+        """The group of each set of hyperparameters; None: rows of a group differ, or rules, seeds or tensors decide."""
+        pattern = self._pattern
+        counts = [state for _, state, _ in self._states]
+        if pattern is None or self._carried or self._seeded or [*map(type, counts)] not in ([], [StepCounts]):
+            return None
+        if not all(isinstance(rows, int) for _, rows in pattern.groups):
+            return None
+        return tuple([index for index, _ in pattern.groups])
+
     def compile(self) -> None:
         """Do nothing: the host computes in Python."""
 
-    def prepare(self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead) -> Numbers:
+    def prepare(
+        self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead, known: KnownScalars | None = None
+    ) -> Numbers:
         """Return the numbers of this launch of a step.
 
         Args:
             numbers: see :meth:`Bucket.numbers_of`.
             ahead: see :meth:`ScalarState.read`.
+            known: see :func:`uniforms_of`; None: nothing is known.
         """
         absent, pattern = self._table.absent, self._pattern
         own, counts = {}, {}
@@ -84,7 +108,7 @@ class HostNumbers:
             apart = {**own, "step": counts["step"][-1]}
         if pattern is None or pattern.absent != absent or not pattern.holds(apart):
             pattern = self._find_pattern(absent, apart)
-        sets = uniforms_of(self._rule, optimizer, pattern.groups, own)
+        sets = uniforms_of(self._rule, optimizer, pattern.groups, own, {} if known is None else known)
         for name, at in self._carried.items():
             each, mine, _ = counts[name]
             coming = np.asarray(sets)[pattern.sets, at]

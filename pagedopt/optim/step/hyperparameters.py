@@ -19,18 +19,23 @@ Uniforms = Sequence[Sequence[float]] | npt.NDArray[np.float64]
 #: For each group in use: (its index, the first row of each of its sets; an int instead of an array if it has one).
 SetsByGroup = Sequence[tuple[int, int | npt.NDArray[np.int64]]]
 
+#: Hyperparameters of groups, by the group's index.
+KnownScalars = dict[int, dict[str, Any]]
+
 
 def uniforms_of(
     rule: Rule,
     optimizer: RuleOptimizer,
     leaders: SetsByGroup,
     own: Mapping[str, Values | float],
+    known: KnownScalars,
 ) -> Uniforms:
     """Return the numbers of each set of hyperparameters.
 
     Args:
         leaders: the sets.
         own: hyperparameters that each row has for itself, by name; one number if all rows have the same.
+        known: what groups are known to hold; what it lacks is entered.
 
     Raises:
         KeyError, ValueError, TypeError: see :func:`scalars_of`.
@@ -38,7 +43,9 @@ def uniforms_of(
     """
     found: list[Any] = []
     for index, rows in leaders:
-        scalars: dict[str, Any] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
+        if (scalars := known.get(index)) is None:
+            scalars = known[index] = scalars_of(rule, optimizer.param_groups[index], optimizer.defaults)
+        scalars = scalars.copy()
         for name, values in own.items():
             if isinstance(values, float):
                 scalars[name] = values if isinstance(rows, int) else np.full(len(rows), values)

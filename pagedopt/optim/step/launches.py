@@ -37,6 +37,17 @@ class Launches(NamedTuple):
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
 
+    def still_hold(self, optimizer: RuleOptimizer) -> bool:
+        """Return whether all tensors are what the tables were made for and lie where the tables say."""
+        if (found := self.objects.compare(optimizer)) is None:
+            return False
+        for bucket, (tensors, _) in zip(self.buckets, self.objects.picks, strict=True):
+            table = bucket.sweep.table
+            stamp = table.host.stamp
+            if not table.look(bucket.lists.as_seen(tensors(found), NO_SHARDS)) or table.host.stamp != stamp:
+                return False
+        return True
+
 
 class PreparedStep(NamedTuple):
     """A step after all checks, allocations and compilation, before its launches.  The optimizer is still unchanged.

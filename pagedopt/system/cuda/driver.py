@@ -78,6 +78,12 @@ def how_to_install() -> str:
     return f"pip install cupy-cuda{major}x 'cuda-bindings>={major},<{major + 1}'"
 
 
+def check_code(name: str, code: int) -> None:
+    """Raise CudaError if a driver call gave another error than 0."""
+    if code:
+        check(name, (bindings().CUresult(code),))
+
+
 def check(name: str, result: tuple[Any, ...]) -> Any:
     """Return the value of a driver call; CudaError if it failed.  ``result`` is what the bindings returned."""
     code, *values = result

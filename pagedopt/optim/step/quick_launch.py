@@ -1,0 +1,150 @@
+"""A launch of a step in one compiled call, and the numbers that it is given in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...kernels import cpu, team
+from ...system.look import words
+from ...system.look.record import Record
+from ..state.rule_optimizer import RuleOptimizer
+from ..state.scalar_state import Ahead
+from .bucket import Bucket
+from .host_numbers import HostNumbers
+from .hyperparameters import KnownScalars, scalars_of
+
+
+class QuickLaunch(NamedTuple):
+    """A launch of a quick step.
+
+    Attributes:
+        bucket: its table.
+        numbers: what its table is given in each step.
+        words: those of a record's launch.
+        team: the arguments of a CPU kernel; None: on a GPU.
+    """
+
+    bucket: Bucket
+    numbers: HostNumbers
+    words: list[int]
+    team: team.Call | None
+
+
+class QuickNumbers:
+    """The numbers of a launch, for a record: in Python alone where all its rows have one step count.
+
+    Args:
+        launch: it.
+        first: the index of its first numbers in the record.
+        present: the rows that take the step; None: all.
+    """
+
+    __slots__ = (
+        "_first", "_groups", "_host", "_known", "_launch", "_pattern", "_present", "_rule", "_scalars", "_step",
+        "_table",
+    )  # fmt: skip
+
+    def __init__(self, launch: QuickLaunch, first: int, present: npt.NDArray[np.int64] | None) -> None:
+        self._launch, self._first, self._present = launch, first, present
+        self._table, self._rule = launch.bucket.sweep.table, launch.bucket.sweep.rule
+        self._host = self._table.host
+        self._pattern, self._groups = launch.numbers.pattern, launch.numbers.groups_of_sets
+        self._known: KnownScalars = {}
+        self._scalars: list[dict[str, Any]] = []
+        self._step: float | None = None  # the step count after the next step; None: read it
+
+    def forget_groups(self) -> None:
+        """Read the groups anew in the next step."""
+        self._known, self._scalars = {}, []
+
+    def take_values(self, changed: Sequence[tuple[int, str, Any]]) -> None:
+        """Take values of groups that are other ones now: the group's index, key and value of each."""
+        self._known = {}
+        for index, key, value in changed:
+            if type(value) is not float:
+                self._scalars = []
+            for of, scalars in zip(self._groups or (), self._scalars, strict=False):
+                if of == index and key in scalars:
+                    scalars[key] = value
+                elif of == index:
+                    self._scalars = []
+                    break
+
+    def forget_counts(self) -> None:
+        """Read the step counts anew in the next step."""
+        self._step = None
+
+    def prepare(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> bool:
+        """Put the numbers of the next step into table and record; return False if another table would be needed."""
+        if self._launch.numbers.pattern is not self._pattern:  # in a step the long way
+            self._pattern, self._groups = self._launch.numbers.pattern, self._launch.numbers.groups_of_sets
+            self.forget_groups()
+        if self._groups is None or not self._prepare_alike(optimizer, record):
+            self._prepare_each(optimizer, record, ahead)
+        return self._table.host is self._host
+
+    def done(self) -> None:
+        """Note that the step was taken."""
+        if self._step is not None:
+            self._step += 1.0
+
+    def _prepare_alike(self, optimizer: RuleOptimizer, record: Record) -> bool:
+        """Prepare, if all rows have one step count, or none; return whether it is so."""
+        counts = self._launch.numbers.states
+        if counts and self._step is None:
+            step = counts[0].read((), (), {})
+            if not isinstance(step, float):
+                return False
+            self._step = step
+            record.expect(self._first, True)
+        if not self._scalars:
+            assert self._groups is not None, "asked before"
+            groups = optimizer.param_groups
+            self._scalars = [scalars_of(self._rule, groups[i], optimizer.defaults) for i in self._groups]
+        if self._step is not None:
+            record.set_number(self._first, self._step)
+            if "step" in self._rule.scalars:
+                for scalars in self._scalars:
+                    scalars["step"] = self._step
+        self._host.set_scalars([self._rule.uniforms(scalars) for scalars in self._scalars])
+        return True
+
+    def _prepare_each(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> None:
+        now = self._launch.numbers.prepare(optimizer, (), ahead, self._known)
+        if self._table.host is self._host:
+            self._launch.bucket.sweep.set_scalars(now.sets, now.seeds)
+            for number, (_, _, coming) in enumerate(now.counts, self._first):
+                here = self._present
+                record.expect(number, False)
+                record.set_number(number, coming if here is None or isinstance(coming, float) else coming[here])
+
+
+def quick_launch(bucket: Bucket) -> QuickLaunch | None:
+    """Return the launch of a bucket; None: it is not one launch, over rows where they lie, with numbers of the host."""
+    sweep, numbers = bucket.sweep, bucket.numbers
+    simple = bucket.as_it_is and bucket.route is None and sweep.table.whole_rows
+    if not simple or not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
+        return None
+    found, host = [0] * words.LAUNCH, sweep.table.host
+    if sweep.device.type == "cpu":
+        entry = None if sweep.kernel is None else cpu.entry(sweep.kernel, host, torch.get_num_threads())
+        if entry is None:
+            return None
+        found[words.KERNEL], found[words.THREADS] = entry.function, entry.threads
+        found[words.ARGUMENT] = entry.call.address
+        return QuickLaunch(bucket, numbers, found, entry.call)
+    if not sweep.transport.lends_host_memory:
+        return None
+    kernel = sweep.ready()
+    found[words.KERNEL], found[words.THREADS] = kernel.handle, kernel.threads
+    found[words.BLOCKS] = kernel.grid(len(host.chunk_words))
+    found[words.SOURCE], found[words.ROWS_END] = host.words.ctypes.data, 8 * host.rows_end
+    return QuickLaunch(bucket, numbers, found, None)
+
+
+__all__ = ["QuickLaunch", "QuickNumbers", "quick_launch"]
