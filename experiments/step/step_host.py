@@ -1,22 +1,25 @@
-"""What does a step cost the host, by number of tensors, with gradients kept and made anew, beside torch's fused step?
+"""What does a step cost the host, by number of tensors and what is new in each step, beside torch's fused step?
 
 Answer: see notes/fused_step.md.
 
-Each optimizer steps in a loop of its own, in four blocks that take turns with the other's.  The GPU is waited for
+Each optimizer steps in a loop of its own, in four blocks that take turns with the others'.  The GPU is waited for
 before each step, so that the time of the call is the host's alone.  Ratios are of the medians over all blocks.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 
 from experiments.lab import Bar, Row, Run, Table, formatted, over, series, spread
 from pagedopt import PagedAdamW
+from pagedopt.system.look.parts import VARIABLE, compiled_look
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
@@ -24,39 +27,77 @@ MEASURES = ("launch", "step")
 SHAPE = (2, 3)
 BLOCKS, WARM = 4, 5
 KEPT, ANEW = "kept", "made anew"
-#: Tensors: steps that are timed, and what torch fused ÷ ours is to be.
-COUNTS = {1: (400, 0.75), 100: (300, 2.1), 1000: (100, 3.4), 5000: (32, 4.0)}
+SAME, NEW = "same", "a new float"
+#: Tensors: steps that are timed, and what torch fused ÷ ours is to be; over one tensor more if the lr stays the same.
+COUNTS = {1: (400, 2.5), 100: (300, 8), 1000: (100, 8), 5000: (32, 10)}
+
+
+class Work(NamedTuple):
+    """What is stepped over.
+
+    Attributes:
+        gradients: kept, or made anew before each step.
+        groups: how many parameter groups, if there are as many tensors.
+        lr: the same in each step, or a new float, as a scheduler gives.
+    """
+
+    gradients: str
+    groups: int = 1
+    lr: str = SAME
+
+
+WORKS = (Work(KEPT), Work(ANEW), Work(KEPT, 1, NEW), Work(ANEW, 1, NEW), Work(KEPT, 2, NEW), Work(ANEW, 2, NEW))
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per number of tensors and way of gradients: host times (µs) of both, and their ratio."""
+    """A row per number of tensors and work: host times (µs) of ours with both looks and of torch's, and their ratio."""
+    compiled_look(wait=True)  # its self-test may be at work, and steps would look in Python until it has ended
     counts = run.size({count: steps for count, (steps, _) in COUNTS.items()}, {1: 8, 20: 8})
     for count, steps in run.each(list(counts.items())):
-        for gradients in (KEPT, ANEW):
-            kinds = (PagedAdamW, functools.partial(torch.optim.AdamW, fused=True))
-            stepped = [stepper(make, count, gradients, run.device) for make in kinds]
-            times: tuple[list[float], list[float]] = ([], [])
+        for work in WORKS:
+            if count < work.groups:
+                continue
+            stepped = [stepper(make, count, work, run.device) for make in (PagedAdamW, looking_in_python, fused)]
+            times: tuple[list[float], ...] = ([], [], [])
             for _ in range(BLOCKS):
                 for one, found in zip(stepped, times, strict=True):
                     found += [one() for _ in range(WARM + steps // BLOCKS)][WARM:]
-            ours, fused = (series(found, "host") for found in times)
-            about = {"tensors": count, "gradients": gradients, "device": run.device.type, "clock": "host"}
-            yield {**about, "ours": ours, "fused": fused, "ratio": over(fused, ours)}
+            compiled, python, theirs = (series(found, "host") for found in times)
+            about = {"tensors": count, **work._asdict(), "device": run.device.type, "clock": "host"}
+            yield {
+                **about, "ours": compiled, "python": python, "fused": theirs, "ratio": over(theirs, compiled),
+                "python_ratio": over(theirs, python),
+            }  # fmt: skip
+
+
+fused = functools.partial(torch.optim.AdamW, fused=True)
+
+
+def looking_in_python(groups: list[dict[str, Any]]) -> PagedAdamW:
+    """Return ours, whose steps look in Python."""
+    with mock.patch.dict(os.environ, {VARIABLE: "python"}):
+        return PagedAdamW(groups)
 
 
 def stepper(
-    make: Callable[[list[torch.nn.Parameter]], Any], count: int, gradients: str, device: torch.device
+    make: Callable[[list[dict[str, Any]]], Any], count: int, work: Work, device: torch.device
 ) -> Callable[[], float]:
     """What takes a step and returns the microseconds of the call."""
     params = [torch.nn.Parameter(torch.randn(SHAPE, device=device)) for _ in range(count)]
     for p in params:
         p.grad = torch.randn_like(p)
-    optimizer = make(params)
+    optimizer = make([{"params": params[i :: work.groups], "weight_decay": 0.01 * i} for i in range(work.groups)])
+    taken = 0
 
     def step() -> float:
-        if gradients == ANEW:
+        nonlocal taken
+        taken += 1
+        if work.gradients == ANEW:
             for p in params:
                 p.grad = torch.zeros_like(p)
+        if work.lr == NEW:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 / taken
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begin = time.perf_counter()
@@ -68,13 +109,16 @@ def stepper(
 
 TABLES = [
     Table("Host time of step() over tensors of 2 x 3, µs: median (p10 to p90)", {
-        "tensors": "tensors", "gradients": "gradients", "PagedAdamW": spread("ours"), "torch fused": spread("fused"),
+        "tensors": "tensors", "groups": "groups", "gradients": "gradients", "lr": "lr", "PagedAdamW": spread("ours"),
+        "looking in Python": spread("python"), "torch fused": spread("fused"),
         "torch ÷ ours": formatted("ratio", "{:.2f}"),
     })
 ]  # fmt: skip
 BARS = [
-    Bar(f"torch fused ÷ ours, {count:,} tensors, gradients {gradients}", "ratio", at_least=round(least * share, 3),
-        unit="x", tensors=count, gradients=gradients, device="cuda")
+    Bar(f"torch fused ÷ ours, {count:,} tensors in {groups} groups, a new lr, gradients {gradients}", "ratio",
+        at_least=round(least * share, 3), unit="x", tensors=count, groups=groups, gradients=gradients, lr=NEW,
+        device="cuda")
     for count, (_, least) in COUNTS.items()
-    for gradients, share in ((KEPT, 1.0), (ANEW, 0.9))
+    for groups in (1, 2) if groups <= count
+    for gradients, share in ((KEPT, 1.0), (ANEW, 0.85))
 ]  # fmt: skip
