@@ -48,19 +48,16 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
-def _quick_first(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate ``step``: a step that repeats the last one is one compiled call; torch's hooks surround all others."""
-    hooked = torch.optim.Optimizer.profile_hook_step(step)
+def _quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``step`` with torch's hooks around it, or one compiled call in its place if the step repeats the last."""
 
-    @functools.wraps(step)
-    def quick_or_long(self: PagedOptimizer, *args: Any, **kwargs: Any) -> Any:
-        if not (args or kwargs or dynamo_is_at_work()) and self._quick.step is not None and self._take_quick_step():
-            return None
-        # A subclass with a step of its own, which calls this one, has its hooks around that.
-        return (hooked if type(self).step is quick_or_long else step)(self, *args, **kwargs)
+    @functools.wraps(hooked)  # which copies torch's mark that there are hooks
+    def quick_or_hooked(self: PagedOptimizer, *args: Any, **kwargs: Any) -> Any:
+        if dynamo_is_at_work() or self._quick.step is None or (args and args != (None,)) or kwargs:
+            return hooked(self, *args, **kwargs)
+        return None if self._take_quick_step() else hooked(self, *args)
 
-    quick_or_long.hooked = True  # type: ignore[attr-defined]  # torch adds no hooks of its own
-    return quick_or_long
+    return quick_or_hooked
 
 
 @documented
@@ -128,7 +125,6 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         """Return whether the rule depends on the group: then it is known only in a step."""
         return type(self).rule_of is not RuleOptimizer.rule_of
 
-    @_quick_first
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for the device.
 
@@ -181,6 +177,13 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             done = self._launches = self._take(self._prepare())
         self.warm = True
         self._quick.after(self, before, done)
+
+    def _patch_step_function(self) -> None:
+        """Put torch's hooks around the class's step, as torch does, and the compiled call in front of them."""
+        before = type(self).step
+        super()._patch_step_function()
+        if before is PagedOptimizer.step and type(self).step is not before:
+            type(self).step = _quick_first(type(self).step)  # type: ignore[method-assign]
 
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""

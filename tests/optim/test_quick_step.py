@@ -6,6 +6,7 @@ The oracle is the same optimizer whose looks are Python's.  An edit is made to b
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import threading
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
 from pagedopt.optim.step import quick
 from pagedopt.optim.step.quick import QuickSteps
+from pagedopt.rules.sgd import sgd
 from pagedopt.system.look import parts, self_test, words
 from tests.optim.specs import BY_STATE as CASES
 from tests.outside.nadam import NAdam
@@ -293,7 +295,7 @@ def simple() -> tuple[Any, list[Parameter]]:
 def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
     optimizer, params = simple
     give(params, 4)
-    assert len(calls(optimizer.step)) <= 27
+    assert len(calls(optimizer.step)) <= 28
 
 
 def steps_seen(optimizer: Any, act: Callable[[], object]) -> float:
@@ -328,19 +330,23 @@ def test_global_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) 
     assert found == [1]
 
 
-def test_hooks_run_once_around_the_step_of_a_subclass() -> None:
-    class Own(PagedAdamW):
-        def step(self, closure: Any = None) -> Any:
-            return super().step(closure)
+def test_hooks_run_around_the_step_of_a_subclass_as_often_as_in_torch() -> None:
+    counted = []
+    for base in (PagedAdamW, torch.optim.AdamW):
+        base(parameters())  # from now on its step has torch's hooks
 
-    params = parameters()
-    optimizer = Own(params)
-    found: list[Any] = []
-    optimizer.register_step_pre_hook(lambda *_: found.append(1))
-    for step in range(5):
-        give(params, step)
-        optimizer.step()
-    assert len(found) == 5
+        def step(self: Any, closure: Any = None, base: Any = base) -> Any:
+            return base.step(self, closure)
+
+        params = parameters()
+        optimizer = type("Own", (base,), {"step": step})(params)
+        found: list[Any] = []
+        optimizer.register_step_pre_hook(lambda *_, found=found: found.append(1))
+        for number in range(5):
+            give(params, number)
+            optimizer.step()
+        counted.append(len(found))
+    assert counted[0] == counted[1]
 
 
 def test_a_profiler_sees_each_step(simple: tuple[Any, list[Parameter]]) -> None:
@@ -370,6 +376,162 @@ def test_a_dict_of_formats_that_is_edited() -> None:
         except Exception as error:
             found.append(str(error))
     assert found[0] == found[1]
+
+
+LONG: dict[str, Callable[[Any], object]] = {
+    "a closure": lambda optimizer: optimizer.step(lambda: 0),
+    "a closure by name": lambda optimizer: optimizer.step(closure=lambda: 0),
+    "a hook": lambda optimizer: with_hook(optimizer),
+    "a function mode": lambda optimizer: in_mode(optimizer),
+    "torch.compile": lambda optimizer: torch.compile(lambda: optimizer.step(), backend="eager")(),
+}
+
+
+def with_hook(optimizer: Any) -> None:
+    handle = optimizer.register_step_post_hook(lambda *_: None)
+    optimizer.step()
+    handle.remove()
+
+
+def in_mode(optimizer: Any) -> None:
+    with torch.device("cpu"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("long", LONG)
+@pytest.mark.parametrize("edit", ["absent", "present", "elsewhere", "none"])
+def test_a_step_the_long_way_between_may_write_the_table(long: str, edit: str) -> None:
+    """The record is of the table as it was: the long step has other rows in it."""
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = PagedAdamW(params, **ADAMW)
+        if python:
+            python_s(optimizer)
+        usual = (1,) if edit == "present" else ()
+        for step in range(5):
+            give(params, step, skip=usual)
+            optimizer.step()
+        assert python or is_quick(optimizer)
+        memory = params[2].data
+        give(params, 5, skip=(1,) if edit == "absent" else ())
+        if edit == "elsewhere":
+            params[2].data = memory.clone()
+        LONG[long](optimizer)
+        if edit == "elsewhere":
+            params[2].data = memory
+        for step in range(6, 12):
+            give(params, step, skip=usual)
+            optimizer.step()
+        assert python or is_quick(optimizer)
+        both.append(World(optimizer, params))
+    if long == "torch.compile":  # a compiled function raises versions as it likes
+        for a, b in zip(both[0].params, both[1].params, strict=True):
+            assert torch.equal(a, b)
+        return
+    same(*both)
+
+
+def test_a_rare_hook_does_not_wear_out_its_patience() -> None:
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    for step in range(200):
+        give(params, step)
+        if step % 20 == 10:
+            with_hook(optimizer)
+        else:
+            optimizer.step()
+    assert optimizer._quick.patience <= 8
+
+
+def test_none_in_place_of_a_closure_is_no_closure(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, params = simple
+    give(params, 4)
+    assert len(calls(lambda: optimizer.step(None))) <= 28
+
+
+class Slow(PagedSGD):
+    """A class whose rule may be set."""
+
+
+OTHER_RULES: dict[str, Callable[[Any], object]] = {
+    "of the object": lambda optimizer: setattr(optimizer, "rule_of", lambda group: sgd),
+    "of the class": lambda optimizer: setattr(type(optimizer), "rule_of", lambda self, group: sgd),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_RULES)
+def test_another_rule_is_noticed(how: str) -> None:
+    both = []
+    for python in (False, True):
+        cls = type("Own", (Slow,), {})
+        params = parameters()
+        optimizer = cls(params, lr=0.1, momentum=0.9)
+        if python:
+            python_s(optimizer)
+        assert train(optimizer, params, lambda *_: None) >= 4 or python
+        OTHER_RULES[how](optimizer)
+        for step in range(3):
+            give(params, 20 + step)
+            optimizer.step()
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "plain"])
+def test_hooks_stay_when_a_class_s_step_is_replaced(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(PagedAdamW):
+        pass
+
+    params = parameters()
+    optimizer = Own(params)
+    of_class = Own.step
+    around: Any = lambda self, *args: of_class(self, *args)  # noqa: E731
+    monkeypatch.setattr(Own, "step", functools.wraps(of_class)(around) if how == "wrapped" else around)
+    found: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: found.append("before"))
+    for step in range(3):
+        give(params, step)
+        optimizer.step()
+    assert len(found) == 3
+
+
+def test_counts_whose_memory_goes_are_not_read() -> None:
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    give(params, 0)
+    optimizer.step()
+    flat = torch.zeros(40 << 20)
+    for i, p in enumerate(params):
+        optimizer.state[p]["step"] = flat[i + (20 << 20)]
+        flat[i + (20 << 20)] = i
+    for step in range(5):
+        give(params, step)
+        optimizer.step()
+    assert is_quick(optimizer)
+    flat.share_memory_()
+    give(params, 6)
+    optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in params] == [6 + i for i in range(len(params))]
+
+
+def test_values_that_convert_themselves_are_asked_each_time() -> None:
+    class Rate(float):
+        now = 0.5
+
+        def __float__(self) -> float:
+            return Rate.now
+
+    both = []
+    for python in (False, True):
+        Rate.now = 0.5
+        params = parameters()
+        optimizer = PagedAdamW(params, lr=Rate(1.0))
+        if python:
+            python_s(optimizer)
+        train(optimizer, params, lambda *_: setattr(Rate, "now", Rate.now / 2))
+        both.append(World(optimizer, params))
+    same(*both)
 
 
 def test_a_closure_is_called(simple: tuple[Any, list[Parameter]]) -> None:
@@ -533,11 +695,25 @@ def test_a_wrong_part_is_found(part: str, other: str) -> None:
 
 def test_a_missing_symbol_means_no_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(parts._OF_C10, "GRAD", "_ZNK3c1010TensorImpl4gradEw")
-    parts.look_of_this_build.cache_clear()
+    parts._look_of_this_build.cache_clear()
     try:
         assert parts.look_of_this_build() is None
     finally:
-        parts.look_of_this_build.cache_clear()
+        parts._look_of_this_build.cache_clear()
+
+
+@pytest.mark.parametrize("executable", ["", None, "/opt/app/train", "/nowhere/python3"])
+def test_what_is_no_interpreter_is_not_started(executable: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(parts.sys, "executable", executable)
+    assert parts._Verdict().ask(wait=True) == parts._FAILS
+    assert parts._cached() is None
+
+
+def test_a_frozen_application_is_not_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(parts.sys, "frozen", True, raising=False)
+    assert parts._Verdict().ask(wait=True) == parts._FAILS
 
 
 @pytest.mark.parametrize(

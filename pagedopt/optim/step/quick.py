@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..state.scalar_state import Ahead
 from .launches import Launches
 from .quick_launch import QuickLaunch, QuickNumbers, quick_launch
 
+_rows_stamp = attrgetter("rows_stamp")
 #: The list of gradients in a pointer table.
 _GRADS = 1
 #: A CPU step over more elements runs the long way, which lets other Python threads run meanwhile.
@@ -46,18 +48,8 @@ class QuickStep:
     """
 
     __slots__ = (
-        "_asks",
-        "_groups_change",
-        "_groups_hold",
-        "_index",
-        "_known",
-        "_launches",
-        "_numbers",
-        "_on_cpu",
-        "_options",
-        "_process",
-        "_record",
-        "_threads",
+        "_asks", "_groups_change", "_groups_hold", "_hosts", "_index", "_known", "_launches", "_numbers", "_on_cpu",
+        "_options", "_process", "_record", "_rule", "_rule_of", "_stamps", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -73,8 +65,12 @@ class QuickStep:
         self._index = launches[0].bucket.sweep.device.index
         self._groups_change, self._groups_hold = False, True
         self._options, self._process = (optimizer.state_format, optimizer.rounding), os.getpid()
-        depends = not getattr(type(optimizer).rule_of, "of_items_alone", False)
-        self._asks = depends or isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
+        self._rule_of, self._rule = getattr(optimizer.rule_of, "__func__", None), getattr(optimizer, "rule", None)
+        depends = not getattr(self._rule_of, "of_items_alone", False)
+        mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
+        self._asks = depends or mapping or type(optimizer).state_format_of is not RuleOptimizer.state_format_of
+        self._hosts = tuple([launch.bucket.sweep.table.host for launch in launches])
+        self._stamps = (*map(_rows_stamp, self._hosts),)
 
     @classmethod
     def of(cls, optimizer: RuleOptimizer, known: Launches, look: Look) -> QuickStep | None:
@@ -128,6 +124,8 @@ class QuickStep:
         Raises:
             Exception: what groups, rules and numbers raise.
         """
+        if not self._still_hold(optimizer):
+            return words.ANEW
         if not self._may_run(optimizer):
             return words.PROFILED
         if not self._groups_hold:  # an interrupt came while values were taken
@@ -166,7 +164,10 @@ class QuickStep:
 
     def _prepare_numbers(self, optimizer: RuleOptimizer) -> int:
         ahead: Ahead = {}
+        # Numbers are read from where they were: first see that they are there.
         for each in self._numbers:
+            if each.reads and not self._record.same_state(optimizer.state):
+                return words.ANEW
             if not each.prepare(optimizer, self._record, ahead):
                 return words.ANEW
         return words.DONE
@@ -196,22 +197,34 @@ class QuickStep:
                     buffer.give_back()
         return found
 
-    def _may_run(self, optimizer: RuleOptimizer) -> bool:
-        """Whether nothing asks for more than a launch: hooks, modes, captures, other threads of the CPU."""
+    def _still_hold(self, optimizer: RuleOptimizer) -> bool:
+        """Whether tables and settings are what they were when the record was made or last used."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._process != os.getpid():
             return False
+        if getattr(optimizer.rule_of, "__func__", None) is not self._rule_of:
+            return False
+        if self._rule is not getattr(optimizer, "rule", None):
+            return False
+        if self._options != (optimizer.state_format, optimizer.rounding):
+            return False
+        if self._on_cpu and torch.get_num_threads() != self._threads:
+            return False
+        return self._stamps == (*map(_rows_stamp, self._hosts),)  # a step the long way may have written rows
+
+    def _may_run(self, optimizer: RuleOptimizer) -> bool:
+        """Whether nothing asks for more than a launch: hooks, modes, captures."""
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
         if torch_hooks._global_optimizer_pre_hooks or torch_hooks._global_optimizer_post_hooks:
             return False
-        if internals.has_function_modes() or self._options != (optimizer.state_format, optimizer.rounding):
+        if internals.has_function_modes():
             return False
         if (store := optimizer.store).arenas:
             ready = store.make_ready()
             if ready.residents != self._known.residents or ready.held is not NOTHING_HELD:
                 return False
         if self._on_cpu:
-            return torch.get_num_threads() == self._threads
+            return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
 
     def _borrow(self, stream: int) -> list[Any]:
@@ -240,6 +253,7 @@ class QuickStep:
             if found == words.DONE:
                 launch.bucket.sweep.launches += 1
                 self._numbers[i].done()
+        self._stamps = (*map(_rows_stamp, self._hosts),)
         if found >= 2 * words.REFUSED:
             self._fail(optimizer, found - 2 * words.REFUSED)
         if self._on_cpu and found == words.DONE:
@@ -268,16 +282,16 @@ class QuickSteps:
 
     Attributes:
         step: it; None: there is none.
-        patience: how many equal steps come before it is made; doubles each time that one no longer fits.
+        patience: how many equal steps come before it is made; doubles each time that one has served only for a few.
     """
 
-    __slots__ = ("_equal", "_wanted", "patience", "step")
+    __slots__ = ("_equal", "_taken", "_wanted", "patience", "step")
 
     def __init__(self) -> None:
         self._wanted = is_wanted()
         self.step: QuickStep | None = None
         self.patience = 1
-        self._equal = 0
+        self._equal = self._taken = 0
 
     def take(self, optimizer: RuleOptimizer) -> bool:
         """Take a step; return whether it was taken.  Otherwise the optimizer is as it was."""
@@ -293,7 +307,8 @@ class QuickSteps:
                 found = self._run_again(optimizer, found)
         if found in (words.ANEW, words.CHANGED, words.GROUPS_DIFFER, words.COUNTS_DIFFER):
             self.step, self._equal = None, 0
-            self.patience = min(2 * self.patience, MAX_PATIENCE)
+            self.patience = 1 if self._taken > 4 * self.patience else min(2 * self.patience, MAX_PATIENCE)
+        self._taken = self._taken + 1 if found == words.DONE else self._taken if self.step else 0
         return found == words.DONE
 
     def _run_again(self, optimizer: RuleOptimizer, why: int) -> int:

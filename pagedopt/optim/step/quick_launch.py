@@ -46,7 +46,7 @@ class QuickNumbers:
 
     __slots__ = (
         "_first", "_groups", "_host", "_known", "_launch", "_pattern", "_present", "_rule", "_scalars", "_step",
-        "_table",
+        "_table", "reads",
     )  # fmt: skip
 
     def __init__(self, launch: QuickLaunch, first: int, present: npt.NDArray[np.int64] | None) -> None:
@@ -57,6 +57,8 @@ class QuickNumbers:
         self._known: KnownScalars = {}
         self._scalars: list[dict[str, Any]] = []
         self._step: float | None = None  # the step count after the next step; None: read it
+        #: Whether the next step reads numbers from state.
+        self.reads = bool(launch.numbers.states)
 
     def forget_groups(self) -> None:
         """Read the groups anew in the next step."""
@@ -77,13 +79,14 @@ class QuickNumbers:
 
     def forget_counts(self) -> None:
         """Read the step counts anew in the next step."""
-        self._step = None
+        self._step, self.reads = None, bool(self._launch.numbers.states)
 
     def prepare(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> bool:
         """Put the numbers of the next step into table and record; return False if another table would be needed."""
         if self._launch.numbers.pattern is not self._pattern:  # in a step the long way
             self._pattern, self._groups = self._launch.numbers.pattern, self._launch.numbers.groups_of_sets
             self.forget_groups()
+            self.forget_counts()
         if self._groups is None or not self._prepare_alike(optimizer, record):
             self._prepare_each(optimizer, record, ahead)
         return self._table.host is self._host
@@ -100,7 +103,7 @@ class QuickNumbers:
             step = counts[0].read((), (), {})
             if not isinstance(step, float):
                 return False
-            self._step = step
+            self._step, self.reads = step, False
             record.expect(self._first, True)
         if not self._scalars:
             assert self._groups is not None, "asked before"

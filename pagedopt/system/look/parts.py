@@ -14,6 +14,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ class Look(NamedTuple):
 
     compare_groups: Any
     look: Any
+    same_state: Any
     note: Any
     parts: npt.NDArray[np.int64]
 
@@ -117,25 +119,32 @@ def _compile() -> Look:
     parts[words.OFFSET] = _offset_of_tensor()
     compare_groups = load(_text(), "look", "pagedopt.system.numba.foreign_calls")
     module = sys.modules[compare_groups.__module__]
-    look, note, undefined_of, told = (
-        with_disk_cache(module, name) for name in ("look", "note", "undefined_of", "told")
-    )
+    names = "look", "same_state", "note", "undefined_of", "told"
+    look, same_state, note, undefined_of, told = (with_disk_cache(module, name) for name in names)
     cells = np.zeros(words.HEADER, np.int64)
     cells[words.PARTS_AT] = parts.ctypes.data
     at, one = cells.ctypes.data, torch.empty(2, device="cpu")
     parts[words.STRIDED] = told(at, id(one), words.GET_LAYOUT)
     parts[words.CPU] = told(at, id(one), words.GET_DEVICE_TYPE)
     parts[words.UNDEFINED] = undefined_of(at, id(one))
-    return Look(compare_groups, look, note, parts)
+    return Look(compare_groups, look, same_state, note, parts)
+
+
+def look_of_this_build() -> Look | None:
+    """Return the look, untested; None: a part is missing."""
+    with _compiling:
+        return _look_of_this_build()
 
 
 @functools.cache
-def look_of_this_build() -> Look | None:
-    """Return the look, untested; None: a part is missing."""
+def _look_of_this_build() -> Look | None:
     try:
         return _compile()
     except (OSError, AttributeError, ImportError):
         return None
+
+
+_compiling = threading.Lock()
 
 
 # --- the verdict of a child process -----------------------------------------------------------------------------------
@@ -169,10 +178,16 @@ _CODE = "from pagedopt.system.look.self_test import main; main()"
 
 
 def _begin() -> int:
-    """Start the child process; return its number."""
+    """Start the child process; return its number.
+
+    Raises:
+        OSError: it cannot be started, or there is no interpreter: what a frozen application calls so is itself.
+    """
+    if getattr(sys, "frozen", False) or not Path(sys.executable or "").name.startswith("python"):
+        raise FileNotFoundError(f"sys.executable is {sys.executable!r}")
     code = f"import sys; sys.path[:] = {sys.path!r}; {_CODE}"
     nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", VARIABLE: "python"}
     return os.posix_spawn(sys.executable, [sys.executable, "-c", code], environment, file_actions=nothing)
 
 
@@ -181,10 +196,14 @@ class _Verdict:
 
     def __init__(self) -> None:
         self.known: bytes | None = None
-        self._child, self._process = 0, os.getpid()
+        self._child, self._process, self._asking = 0, os.getpid(), threading.Lock()
 
     def ask(self, wait: bool) -> bytes | None:
         """Return the verdict; None: the child is still at work."""
+        with self._asking:
+            return self._ask(wait)
+
+    def _ask(self, wait: bool) -> bytes | None:
         if self.known is None and not self._child:
             self.known = _cached()
             if self.known is None:
@@ -209,6 +228,16 @@ class _Verdict:
 
 
 _verdict = _Verdict()
+
+
+def _after_fork() -> None:
+    """Locks may be held by threads that the child does not have; and the child that tests is its parent's."""
+    global _compiling, _verdict
+    known, _compiling, _verdict = _verdict.known, threading.Lock(), _Verdict()
+    _verdict.known = known
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def compiled_look(wait: bool = False) -> Look | None:

@@ -17,6 +17,7 @@ from .parts import Look
 
 #: The classes of tensors that a look reads: those of subclasses may have no memory of their own.
 _CLASSES = (torch.Tensor, torch.nn.Parameter)
+_VALUES = (type(None), bool, int, float, str)
 Words = npt.NDArray[np.int64]
 
 
@@ -200,6 +201,10 @@ class Record:
         """Let looks find out whether numbers ``i`` all are one less than the new value, as step counts are."""
         self.cells[self._counts_at + w.COUNT * i + 6] = counts
 
+    def same_state(self, state: object) -> bool:
+        """Return whether state is where it was."""
+        return bool(self._look.same_state(self.address, id(state)))
+
     def look(self, groups: object, state: object) -> int:
         """Look, launch and count; return a number of :mod:`.words`."""
         found: int = self._look.look(self.address, id(groups), id(state))
@@ -208,9 +213,9 @@ class Record:
 
 def is_known_by_id(value: object) -> bool:
     """Return whether a group's value cannot change while it is the same object: a tensor can, and a list."""
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return all(map(is_known_by_id, value))
-    return value is None or isinstance(value, bool | int | float | str | np.generic)
+    return type(value) in _VALUES or isinstance(value, np.generic)  # a subclass may convert itself as it likes
 
 
 @functools.lru_cache(maxsize=64)

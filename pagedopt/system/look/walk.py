@@ -331,6 +331,12 @@ def look(at, groups, state):
 
 
 @njit
+def same_state(at, state):
+    """Return whether state is where it was."""
+    return entries(at, state) == w.SAME
+
+
+@njit
 def note(at):
     """Fill the rows of a record with what parameters and gradients are now; return whether that can be compared."""
     return params(at, True) == w.SAME
