@@ -134,9 +134,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         One edit goes unseen: a state tensor alone that gets another layout over the memory that it has (``t_()``, a
         ``.data`` that is a view of itself).
 
-        A step that repeats the last one, but for gradients elsewhere and other values in groups, is one compiled call,
-        with the same bits.  ``PAGEDOPT_LOOK=python`` in the environment, when the optimizer is made, does without it.
-
+        A step that repeats the last one is one compiled call, unless the environment has ``PAGEDOPT_LOOK=python``.
         In a function that ``torch.compile`` traces it is one operator of the graph, or a graph break where that could
         not be (see :func:`~pagedopt.optim.compiled.put_into_graph`).
 
