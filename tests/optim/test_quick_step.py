@@ -20,7 +20,7 @@ from edits import give, groups_of, parameters
 from edits_check import World, edits_for
 from gpu_support import DEVICES
 from injector import interrupt_at
-from often import long_but
+from often import MARKS, long_but
 from optim_support import ADAMW
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -99,11 +99,17 @@ def go_on(ours: World, other: World, first: int, count: int = 3) -> bool:
     return True
 
 
-EDITS = [(name, edit) for name in CASES for edit in edits_for(CASES[name])]
+#: Cases of which all edits are run often.
+OFTEN = ("adamw", "momentum")
+EDITS = [
+    pytest.param(name, edit, id=f"{name}: {edit}", marks=MARKS[name in OFTEN])
+    for name in CASES
+    for edit in edits_for(CASES[name])
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "edit"), EDITS, ids=[f"{name}: {edit}" for name, edit in EDITS])
+@pytest.mark.parametrize(("name", "edit"), EDITS)
 def test_an_edit_is_noticed_again_and_again(name: str, edit: str, device: str) -> None:
     ours, other = pair(CASES[name], device)
     assert is_quick(ours.optimizer)
