@@ -141,7 +141,7 @@ def quick_launch(bucket: Bucket) -> QuickLaunch | None:
         found[words.KERNEL], found[words.THREADS] = entry.function, entry.threads
         found[words.ARGUMENT] = entry.call.address
         return QuickLaunch(bucket, numbers, found, entry.call)
-    if not sweep.transport.lends_host_memory:
+    if not sweep.transport.lends_host_memory or not len(host.chunk_words):  # without chunks nothing is launched
         return None
     kernel = sweep.ready()
     found[words.KERNEL], found[words.THREADS] = kernel.handle, kernel.threads
