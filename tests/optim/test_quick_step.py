@@ -698,8 +698,8 @@ def test_the_look_works() -> None:
     ("part", "other"),
     [
         ("GET_STRIDES", "GET_SIZES"), ("IS_NEG", "IS_INFERENCE"), ("BUMP_VERSION", "IS_NEG"),
-        ("GET_DTYPE", "GET_LAYOUT"), ("GET_DATA_PTR", "GET_DIM"), ("DICT", "LIST"), ("TENSOR", "LIST"),
-        ("STRIDED", "GRAD"), ("UNDEFINED", "STRIDED"),
+        ("GET_DTYPE", "GET_DEVICE_TYPE"), ("GET_DATA_PTR", "GET_DIM"), ("DICT", "LIST"), ("TENSOR", "LIST"),
+        ("UNDEFINED", "STRIDED"),
     ],
 )  # fmt: skip
 def test_a_wrong_part_is_found(part: str, other: str) -> None:

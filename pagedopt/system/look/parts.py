@@ -30,7 +30,7 @@ from . import words
 VARIABLE = "PAGEDOPT_LOOK"
 _OF_C10 = {"GRAD": "_ZNK3c1010TensorImpl4gradEv"}
 _OF_TORCH = {
-    **{name: f"aoti_torch_{name.lower()}" for name in vars(words) if name.startswith("GET_")},
+    **{name: f"aoti_torch_{name.lower()}" for name in vars(words) if name.startswith("GET_") and name != "GET_LAYOUT"},
     "IS_NEG": "_ZN2at6native6is_negERKNS_6TensorE",
     "IS_INFERENCE": "_ZN2at6native12is_inferenceERKNS_6TensorE",
     "BUMP_VERSION": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
@@ -78,6 +78,8 @@ def _find_parts() -> npt.NDArray[np.int64]:
     folder, loaded = Path(torch.__file__).parent / "lib", os.RTLD_NOLOAD | os.RTLD_NOW
     torch_cpu = ctypes.CDLL(str(folder / "libtorch_cpu.so"), loaded)
     found = np.zeros(words.PARTS, np.int64)
+    with contextlib.suppress(AttributeError):
+        found[words.GET_LAYOUT] = _address(torch_cpu, "aoti_torch_get_layout")  # torch 2.6 lacks it
     for library, symbols in (
         (ctypes.CDLL(str(folder / "libc10.so"), loaded), _OF_C10),
         (torch_cpu, _OF_TORCH),
@@ -124,7 +126,8 @@ def _compile() -> Look:
     cells = np.zeros(words.HEADER, np.int64)
     cells[words.PARTS_AT] = parts.ctypes.data
     at, one = cells.ctypes.data, torch.empty(2, device="cpu")
-    parts[words.STRIDED] = told(at, id(one), words.GET_LAYOUT)
+    if parts[words.GET_LAYOUT]:
+        parts[words.STRIDED] = told(at, id(one), words.GET_LAYOUT)
     parts[words.CPU] = told(at, id(one), words.GET_DEVICE_TYPE)
     parts[words.UNDEFINED] = undefined_of(at, id(one))
     return Look(compare_groups, look, same_state, note, parts)
