@@ -35,7 +35,7 @@ from .step.class_checks import check_group, check_initial, check_rules, check_sc
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
-from .step.quick import QuickSteps
+from .step.quick import QuickSteps, quick_first
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
@@ -46,18 +46,6 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
     """Return (names of the rules' state tensors, names of their numbers), the same objects for the same rules."""
     states = frozenset(name for rule in rules for name in rule.inputs[2:])
     return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
-
-
-def _quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``step`` with torch's hooks around it, or one compiled call in its place if the step repeats the last."""
-
-    @functools.wraps(hooked)  # which copies torch's mark that there are hooks
-    def quick_or_hooked(self: PagedOptimizer, *args: Any, **kwargs: Any) -> Any:
-        if dynamo_is_at_work() or self._quick.step is None or (args and args != (None,)) or kwargs:
-            return hooked(self, *args, **kwargs)
-        return None if self._take_quick_step() else hooked(self, *args)
-
-    return quick_or_hooked
 
 
 @documented
@@ -180,8 +168,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         """Put torch's hooks around the class's step, as torch does, and the compiled call in front of them."""
         before = type(self).step
         super()._patch_step_function()
-        if before is PagedOptimizer.step and type(self).step is not before:
-            type(self).step = _quick_first(type(self).step)  # type: ignore[method-assign]
+        if before is _step and type(self).step is not before:  # not if somebody has replaced it
+            type(self).step = quick_first(type(self).step)  # type: ignore[method-assign]
 
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
@@ -304,7 +292,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if options := state.pop("_options", None):
             self._configure(options, restored=True)
         super().__setstate__(state)
-        self._launches, self._quick = None, QuickSteps()
+        self._launches, self._quick = None, QuickSteps(vars(self).get("_quick"))
         for group in self.param_groups:
             rename_rounding(group, warn=False)
         for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused
@@ -398,3 +386,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         See :class:`MemoryReport`.
         """
         return self.store.report(state_tensors(self))
+
+
+#: As it is defined here.
+_step = PagedOptimizer.step

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.overrides
+from torch.utils._device import DeviceContext
 
 #: The index of the current CUDA device, and the handle of a device's current stream, without an object for either.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -78,6 +79,11 @@ def in_fake_mode() -> bool:
 has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 #: Whether the current stream is being captured into a CUDA graph.
 is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
+
+
+def only_default_devices() -> bool:
+    """Return whether the function modes of this thread are those that choose a device for new tensors."""
+    return all(type(mode) is DeviceContext for mode in function_modes())
 
 
 def function_modes() -> list[Any]:

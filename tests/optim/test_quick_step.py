@@ -25,7 +25,8 @@ from optim_support import ADAMW
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+import pagedopt
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.optim.overlap import overlap
 from pagedopt.optim.step import quick
 from pagedopt.optim.step.quick import QuickSteps
@@ -407,7 +408,7 @@ def with_hook(optimizer: Any) -> None:
 
 
 def in_mode(optimizer: Any) -> None:
-    with torch.device("cpu"):
+    with torch.overrides.BaseTorchFunctionMode():
         optimizer.step()
 
 
@@ -526,6 +527,70 @@ def test_counts_whose_memory_goes_are_not_read() -> None:
     give(params, 6)
     optimizer.step()
     assert [optimizer.state[p]["step"].item() for p in params] == [6 + i for i in range(len(params))]
+
+
+@pagedopt.rule
+def warm(param: Any, grad: Any, *, lr: Any, total: Any, step: Any) -> Any:
+    param = param - lr / (total - step) * grad
+    return param
+
+
+class Warm(PagedOptimizer):
+    rule = warm
+
+    def __init__(self, params: Any, lr: float = 0.1, total: float = 8.0, **options: Any) -> None:
+        super().__init__(params, {"lr": lr, "total": total}, **options)
+
+
+STALE: dict[str, Callable[[Any, list[Parameter]], object]] = {
+    "groups": lambda optimizer, _: optimizer.param_groups[0].update(total=16.0),
+    "counts": lambda optimizer, _: [entry["step"].zero_() for entry in optimizer.state.values()],
+    "gradients": lambda _, params: [setattr(p, "grad", None) for p in params],
+}
+
+
+@pytest.mark.parametrize("edit", STALE)
+def test_numbers_that_are_no_longer_right_raise_nothing(edit: str) -> None:
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = Warm(params)
+        if python:
+            python_s(optimizer)
+        train(optimizer, params, lambda *_: None, steps=7)
+        assert python or is_quick(optimizer)
+        give(params, 7)
+        STALE[edit](optimizer, params)
+        optimizer.step()
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+def test_a_step_that_somebody_has_replaced_is_called_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    of_base = PagedOptimizer.step
+    monkeypatch.setattr(PagedOptimizer, "step", lambda self, *a: (called.append(1), of_base(self, *a))[1])
+    optimizer = type("Own", (PagedOptimizer,), {"rule": warm})(params := parameters(), {"lr": 0.1, "total": 99.0})
+    train(optimizer, params, lambda *_: None, steps=6)
+    assert len(called) == 6
+
+
+def test_named_parameters_and_a_default_device_are_quick() -> None:
+    net = torch.nn.Linear(3, 2)
+    params = [*net.parameters()]
+    optimizer = PagedAdamW(net.named_parameters())
+    assert train(optimizer, params, lambda *_: None) >= 4
+    with torch.device("cpu"):
+        assert train(optimizer, params, lambda *_: None) >= 4
+
+
+def test_the_choice_of_a_look_outlives_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv(parts.VARIABLE, "python")
+        optimizer = PagedAdamW(params := parameters())
+    train(optimizer, params, lambda *_: None)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert train(optimizer, params, lambda *_: None) == 0
 
 
 def test_values_that_convert_themselves_are_asked_each_time() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -26,6 +27,8 @@ from .launches import Launches
 from .quick_launch import QuickLaunch, QuickNumbers, quick_launch
 
 _rows_stamp = attrgetter("rows_stamp")
+#: What groups, rules and numbers raise.
+_OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
 #: The list of gradients in a pointer table.
 _GRADS = 1
 #: A CPU step over more elements runs the long way, which lets other Python threads run meanwhile.
@@ -48,8 +51,8 @@ class QuickStep:
     """
 
     __slots__ = (
-        "_asks", "_groups_change", "_groups_hold", "_hosts", "_index", "_known", "_launches", "_numbers", "_on_cpu",
-        "_options", "_process", "_record", "_rule", "_rule_of", "_stamps", "_threads",
+        "_asks", "_format_of", "_groups_change", "_groups_hold", "_hosts", "_index", "_known", "_launches", "_numbers",
+        "_on_cpu", "_options", "_process", "_record", "_rule", "_rule_of", "_stamps", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -66,9 +69,10 @@ class QuickStep:
         self._groups_change, self._groups_hold = False, True
         self._options, self._process = (optimizer.state_format, optimizer.rounding), os.getpid()
         self._rule_of, self._rule = getattr(optimizer.rule_of, "__func__", None), getattr(optimizer, "rule", None)
+        self._format_of = getattr(optimizer.state_format_of, "__func__", None)
         depends = not getattr(self._rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
-        self._asks = depends or mapping or type(optimizer).state_format_of is not RuleOptimizer.state_format_of
+        self._asks = depends or mapping or self._format_of is not RuleOptimizer.state_format_of
         self._hosts = tuple([launch.bucket.sweep.table.host for launch in launches])
         self._stamps = (*map(_rows_stamp, self._hosts),)
 
@@ -203,6 +207,8 @@ class QuickStep:
             return False
         if getattr(optimizer.rule_of, "__func__", None) is not self._rule_of:
             return False
+        if getattr(optimizer.state_format_of, "__func__", None) is not self._format_of:
+            return False
         if self._rule is not getattr(optimizer, "rule", None):
             return False
         if self._options != (optimizer.state_format, optimizer.rounding):
@@ -217,7 +223,7 @@ class QuickStep:
             return False
         if torch_hooks._global_optimizer_pre_hooks or torch_hooks._global_optimizer_post_hooks:
             return False
-        if internals.has_function_modes():
+        if internals.has_function_modes() and not internals.only_default_devices():
             return False
         if (store := optimizer.store).arenas:
             ready = store.make_ready()
@@ -280,6 +286,9 @@ class QuickStep:
 class QuickSteps:
     """The quick step of an optimizer, made once its steps repeat.
 
+    Args:
+        before: those of the optimizer so far, of which only the look that was chosen stays.
+
     Attributes:
         step: it; None: there is none.
         patience: how many equal steps come before it is made; doubles each time that one has served only for a few.
@@ -287,37 +296,40 @@ class QuickSteps:
 
     __slots__ = ("_equal", "_taken", "_wanted", "patience", "step")
 
-    def __init__(self) -> None:
-        self._wanted = is_wanted()
+    def __init__(self, before: QuickSteps | None = None) -> None:
+        self._wanted: bool = is_wanted() if before is None else before._wanted
         self.step: QuickStep | None = None
         self.patience = 1
         self._equal = self._taken = 0
 
     def take(self, optimizer: RuleOptimizer) -> bool:
         """Take a step; return whether it was taken.  Otherwise the optimizer is as it was."""
-        if self.step is None:
+        if (step := self.step) is None:
             return False
         try:
-            found = self.step.prepare(optimizer)
-        except (ValueError, TypeError):
-            found = words.ANEW  # the long way prepares anew then, and says what is wrong
+            found = step.prepare(optimizer)
+        except _OF_NUMBERS:
+            found = words.ANEW  # of numbers as they were, perhaps; the long way says what is wrong with those of now
+        if self.step is not step:  # a signal handler has taken a step
+            return False
         if found == words.DONE:
-            found = self.step.run(optimizer)
+            found = step.run(optimizer)
             if found in (words.GROUPS_DIFFER, words.COUNTS_DIFFER):
-                found = self._run_again(optimizer, found)
+                found = self._run_again(step, optimizer, found)
         if found in (words.ANEW, words.CHANGED, words.GROUPS_DIFFER, words.COUNTS_DIFFER):
             self.step, self._equal = None, 0
             self.patience = 1 if self._taken > 4 * self.patience else min(2 * self.patience, MAX_PATIENCE)
         self._taken = self._taken + 1 if found == words.DONE else self._taken if self.step else 0
         return found == words.DONE
 
-    def _run_again(self, optimizer: RuleOptimizer, why: int) -> int:
-        assert self.step is not None, "it has run"
+    def _run_again(self, step: QuickStep, optimizer: RuleOptimizer, why: int) -> int:
         try:
-            found = self.step.prepare_again(optimizer, why)
-        except (ValueError, TypeError):
+            found = step.prepare_again(optimizer, why)
+        except _OF_NUMBERS:
             return words.ANEW
-        return self.step.run(optimizer) if found == words.DONE else found
+        if self.step is not step:
+            return words.PROFILED
+        return step.run(optimizer) if found == words.DONE else found
 
     def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches | None) -> None:
         """Note a step that was taken the long way; ``before``: the record of the step before."""
@@ -335,4 +347,17 @@ class QuickSteps:
                     self._equal = -RETRY
 
 
-__all__ = ["MAX_ELEMENTS", "QuickStep", "QuickSteps"]
+def quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``step`` with torch's hooks around it, or one compiled call in its place if the step repeats the last."""
+
+    @functools.wraps(hooked)  # which copies torch's mark that there are hooks
+    def quick_or_hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        closure = (args and args != (None,)) or (kwargs and kwargs != {"closure": None})
+        if internals.dynamo_is_at_work() or closure or self._quick.step is None or not self._take_quick_step():
+            return hooked(self, *args, **kwargs)
+        return None
+
+    return quick_or_hooked
+
+
+__all__ = ["MAX_ELEMENTS", "QuickStep", "QuickSteps", "quick_first"]

@@ -17,6 +17,8 @@ from .parts import Look
 
 #: The classes of tensors that a look reads: those of subclasses may have no memory of their own.
 _CLASSES = (torch.Tensor, torch.nn.Parameter)
+#: A list in groups of ``named_parameters()``, of which no step knows.
+_NAMES = "param_names"
 _VALUES = (type(None), bool, int, float, str)
 Words = npt.NDArray[np.int64]
 
@@ -162,7 +164,7 @@ class Record:
             for j in [self.cells[at + 4]] if changed == 1 else range(len(keys)):
                 if (key := keys[j]) == "params" or (value := group[key]) is values[j]:
                     continue
-                if type(value) is not float and not is_known_by_id(value):
+                if type(value) is not float and key != _NAMES and not is_known_by_id(value):
                     return None
                 values[j], self.cells[items + 2 * j + 1] = value, id(value)
                 found.append((i, key, value))
@@ -215,7 +217,8 @@ def is_known_by_id(value: object) -> bool:
     """Return whether a group's value cannot change while it is the same object: a tensor can, and a list."""
     if type(value) is tuple:
         return all(map(is_known_by_id, value))
-    return type(value) in _VALUES or isinstance(value, np.generic)  # a subclass may convert itself as it likes
+    # A subclass may convert itself as it likes.
+    return type(value) in _VALUES or (isinstance(value, np.generic) and type(value).__module__ == "numpy")
 
 
 @functools.lru_cache(maxsize=64)
@@ -232,7 +235,7 @@ def _shared(keys: tuple[str, ...]) -> tuple[str, ...]:
 def _id_of(key: str, value: object) -> int:
     if key == "params":
         return 0
-    if not is_known_by_id(value):
+    if key != _NAMES and not is_known_by_id(value):
         raise TypeError(f"{key} is a {type(value).__name__}")
     return id(value)
 
