@@ -80,20 +80,8 @@ class PointerTable:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_addresses",
-        "_columns",
-        "_common",
-        "_held",
-        "_numbers",
-        "_rows",
-        "_seen",
-        "_seen_before",
-        "_unwritten",
-        "absent",
-        "host",
-        "names",
-        "writes",
+        "__weakref__", "_addresses", "_columns", "_common", "_held", "_numbers", "_rows", "_seen", "_seen_before",
+        "_unwritten", "absent", "host", "names", "writes",
     )  # fmt: skip
 
     def __init__(
