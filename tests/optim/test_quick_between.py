@@ -1,0 +1,253 @@
+"""What surrounds quick steps: hooks, profilers, closures, modes, threads, interrupts."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from calls import calls
+from edits import give, groups_of, parameters
+from edits_check import World
+from injector import interrupt_at
+from optim_support import ADAMW
+from quick_twins import bits, is_quick, nothing_is_queued, python_s, same, seen, simple, steps_seen, train, warm
+from torch.nn import Parameter
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.optim.step import quick
+from pagedopt.system.look import parts
+
+__all__ = ["nothing_is_queued", "simple"]  # fixtures
+pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+
+
+def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, params = simple
+    give(params, 4)
+    assert len(calls(optimizer.step)) <= 28
+
+
+def test_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    record, found = optimizer._quick.step, []
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: found.append("before")),
+        optimizer.register_step_post_hook(lambda *_: found.append("behind")),
+    ]
+    assert steps_seen(optimizer, optimizer.step) == 1
+    assert found == ["before", "behind"]
+    for handle in handles:
+        handle.remove()
+    assert steps_seen(optimizer, optimizer.step) == 1
+    assert (found, optimizer._quick.step) == (["before", "behind"], record), "a record that need not be made again"
+
+
+def test_global_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    found: list[Any] = []
+    handle = register_optimizer_step_post_hook(lambda *_: found.append(1))
+    try:
+        assert steps_seen(optimizer, optimizer.step) == 1
+    finally:
+        handle.remove()
+    assert found == [1]
+
+
+def test_hooks_run_around_the_step_of_a_subclass_as_often_as_in_torch() -> None:
+    counted = []
+    for base in (PagedAdamW, torch.optim.AdamW):
+        base(parameters())  # from now on its step has torch's hooks
+
+        def step(self: Any, closure: Any = None, base: Any = base) -> Any:
+            return base.step(self, closure)
+
+        params = parameters()
+        optimizer = type("Own", (base,), {"step": step})(params)
+        found: list[Any] = []
+        optimizer.register_step_pre_hook(lambda *_, found=found: found.append(1))
+        for number in range(5):
+            give(params, number)
+            optimizer.step()
+        counted.append(len(found))
+    assert counted[0] == counted[1]
+
+
+def test_a_profiler_sees_each_step(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    record = optimizer._quick.step
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            optimizer.step()
+    counted = {e.key: e.count for e in profiler.key_averages()}
+    assert counted["Optimizer.step#PagedAdamW.step"] == 3
+    assert optimizer._quick.step is record
+
+
+def test_none_in_place_of_a_closure_is_no_closure(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, params = simple
+    give(params, 4)
+    assert len(calls(lambda: optimizer.step(None))) <= 28
+
+
+@pytest.mark.parametrize("how", ["wrapped", "plain"])
+def test_hooks_stay_when_a_class_s_step_is_replaced(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(PagedAdamW):
+        pass
+
+    params = parameters()
+    optimizer = Own(params)
+    of_class = Own.step
+    around: Any = lambda self, *args: of_class(self, *args)  # noqa: E731
+    monkeypatch.setattr(Own, "step", functools.wraps(of_class)(around) if how == "wrapped" else around)
+    found: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: found.append("before"))
+    for step in range(3):
+        give(params, step)
+        optimizer.step()
+    assert len(found) == 3
+
+
+def test_a_step_that_somebody_has_replaced_is_called_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    of_base = PagedOptimizer.step
+    monkeypatch.setattr(PagedOptimizer, "step", lambda self, *a: (called.append(1), of_base(self, *a))[1])
+    optimizer = type("Own", (PagedOptimizer,), {"rule": warm})(params := parameters(), {"lr": 0.1, "total": 99.0})
+    train(optimizer, params, lambda *_: None, steps=6)
+    assert len(called) == 6
+
+
+def test_a_closure_is_called(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    assert optimizer.step(lambda: 5) == 5
+    assert optimizer.step(closure=lambda: 6) == 6
+
+
+def test_a_function_mode_that_takes_gradients_is_asked(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    asked: list[Any] = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        assert steps_seen(optimizer, optimizer.step) == 1
+    assert torch.Tensor.grad.__get__ in asked  # type: ignore[attr-defined]
+
+
+def test_other_threads_of_torch_or_of_python(simple: tuple[Any, list[Parameter]]) -> None:
+    optimizer, _ = simple
+    other = copy.deepcopy(optimizer)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert steps_seen(optimizer, optimizer.step) == 1
+    finally:
+        torch.set_num_threads(before)
+    thread = threading.Thread(target=optimizer.step)
+    assert steps_seen(optimizer, lambda: (thread.start(), thread.join())) == 1
+    assert not is_quick(other)
+
+
+def test_with_a_team_of_threads() -> None:
+    both, before = [], torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for python in (False, True):
+            params = [Parameter(torch.ones(1 << 17)), Parameter(torch.ones(3))]
+            optimizer = PagedAdamW(params)
+            if python:
+                python_s(optimizer)
+            assert train(optimizer, params, lambda *_: None) >= 4 or python
+            both.append(World(optimizer, params))
+    finally:
+        torch.set_num_threads(before)
+    same(*both)
+
+
+def test_what_a_look_cannot_do_goes_the_long_way() -> None:
+    def quick_after(make: Callable[[], tuple[Any, list[Any]]]) -> bool:
+        optimizer, params = make()
+        train(optimizer, params, lambda *_: None)
+        return is_quick(optimizer)
+
+    large = [Parameter(torch.ones(quick.MAX_ELEMENTS + 1))]
+    assert not quick_after(lambda: (PagedAdamW(large), large))
+    complexes = [Parameter(torch.ones(3, dtype=torch.complex64))]
+    assert not quick_after(lambda: (PagedAdamW(complexes), complexes))
+    strided = [Parameter(torch.ones(4, 6)[:, ::2])]
+    assert not quick_after(lambda: (PagedAdamW(strided), strided))
+
+    class Mine(Parameter):
+        pass
+
+    own = [Mine(torch.ones(3))]
+    assert not quick_after(lambda: (PagedAdamW(own), own))
+
+
+def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) -> None:
+    import gc
+    import weakref
+
+    optimizer, params = simple
+    storages = [weakref.ref(p.untyped_storage()) for p in params]
+    states = [weakref.ref(t.untyped_storage()) for e in optimizer.state.values() for t in e.values() if t.dim()]
+    optimizer.param_groups[0]["params"] = []
+    optimizer.state.clear()
+    params.clear()
+    gc.collect()
+    assert is_quick(optimizer)
+    assert [ref() for ref in (*storages, *states)] == [None] * len([*storages, *states])
+    optimizer.step()
+
+
+def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(parts.VARIABLE, "python")
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    assert train(optimizer, params, lambda *_: None) == 0
+
+
+def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none() -> None:
+    import signal
+
+    def made() -> World:
+        params = parameters()
+        world = World(PagedAdamW(groups_of(params), **ADAMW), params)
+        assert world.attempt(4, 0) is None
+        give(params, 4)
+        world.optimizer.param_groups[0]["lr"] = 0.5 + 0.125
+        return world
+
+    def finished(world: World) -> list[Any]:
+        python_s(world.optimizer)
+        assert world.attempt(2, 5) is None
+        return seen(world)
+
+    def equal(a: list[Any], b: list[Any]) -> bool:
+        return all(torch.equal(bits(x[0] if isinstance(x[0], torch.Tensor) else x[1]),
+                               bits(y[0] if isinstance(y[0], torch.Tensor) else y[1]))
+                   for x, y in zip(a, b, strict=True))  # fmt: skip
+
+    taken, left = made(), made()
+    taken.optimizer.step()
+    of_taken, of_left = finished(taken), finished(left)
+    events = interrupt_at(10**6, signal.SIGINT, made().optimizer.step).events
+    assert events > 40
+    kinds = set()
+    for at in range(1, events + 1):
+        world = made()
+        count = world.optimizer.state[world.params[0]]["step"].item()
+        out = interrupt_at(at, signal.SIGINT, world.optimizer.step)
+        assert isinstance(out.error, KeyboardInterrupt)
+        stepped = world.optimizer.state[world.params[0]]["step"].item() > count
+        kinds.add(stepped)
+        assert equal(finished(world), of_taken if stepped else of_left), out.shots
+    assert kinds == {False, True}

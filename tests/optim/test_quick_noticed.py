@@ -1,0 +1,207 @@
+"""What quick steps notice of what else has changed: rules, formats, tables that a step the long way has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from edits import give, parameters
+from edits_check import World
+from optim_support import ADAMW
+from quick_twins import Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
+from torch.nn import Parameter
+
+from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.rules.sgd import sgd
+from pagedopt.system.look import parts
+
+__all__ = ["nothing_is_queued"]  # fixtures
+pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+
+
+def test_a_dict_of_formats_that_is_edited() -> None:
+    found = []
+    for python in (False, True):
+        params, formats = parameters(), {"exp_avg": "float32"}
+        optimizer = PagedAdamW(params, state_format=formats)
+        if python:
+            python_s(optimizer)
+        train(optimizer, params, lambda *_: None)
+        optimizer.state_format["exp_avg"] = "bfloat16"
+        give(params, 20)
+        try:
+            optimizer.step()
+            found.append(None)
+        except Exception as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+LONG: dict[str, Callable[[Any], object]] = {
+    "a closure": lambda optimizer: optimizer.step(lambda: 0),
+    "a closure by name": lambda optimizer: optimizer.step(closure=lambda: 0),
+    "a hook": lambda optimizer: with_hook(optimizer),
+    "a function mode": lambda optimizer: in_mode(optimizer),
+    "torch.compile": lambda optimizer: torch.compile(lambda: optimizer.step(), backend="eager")(),
+}
+
+
+def in_mode(optimizer: Any) -> None:
+    with torch.overrides.BaseTorchFunctionMode():
+        optimizer.step()
+
+
+@pytest.mark.parametrize("long", LONG)
+@pytest.mark.parametrize("edit", ["absent", "present", "elsewhere", "none"])
+def test_a_step_the_long_way_between_may_write_the_table(long: str, edit: str) -> None:
+    """The record is of the table as it was: the long step has other rows in it."""
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = PagedAdamW(params, **ADAMW)
+        if python:
+            python_s(optimizer)
+        usual = (1,) if edit == "present" else ()
+        for step in range(5):
+            give(params, step, skip=usual)
+            optimizer.step()
+        assert python or is_quick(optimizer)
+        memory = params[2].data
+        give(params, 5, skip=(1,) if edit == "absent" else ())
+        if edit == "elsewhere":
+            params[2].data = memory.clone()
+        LONG[long](optimizer)
+        if edit == "elsewhere":
+            params[2].data = memory
+        for step in range(6, 12):
+            give(params, step, skip=usual)
+            optimizer.step()
+        assert python or is_quick(optimizer)
+        both.append(World(optimizer, params))
+    if long == "torch.compile":  # a compiled function raises versions as it likes
+        for a, b in zip(both[0].params, both[1].params, strict=True):
+            assert torch.equal(a, b)
+        return
+    same(*both)
+
+
+def test_a_rare_hook_does_not_wear_out_its_patience() -> None:
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    for step in range(200):
+        give(params, step)
+        if step % 20 == 10:
+            with_hook(optimizer)
+        else:
+            optimizer.step()
+    assert optimizer._quick.patience <= 8
+
+
+class Slow(PagedSGD):
+    """A class whose rule may be set."""
+
+
+OTHER_RULES: dict[str, Callable[[Any], object]] = {
+    "of the object": lambda optimizer: setattr(optimizer, "rule_of", lambda group: sgd),
+    "of the class": lambda optimizer: setattr(type(optimizer), "rule_of", lambda self, group: sgd),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_RULES)
+def test_another_rule_is_noticed(how: str) -> None:
+    both = []
+    for python in (False, True):
+        cls = type("Own", (Slow,), {})
+        params = parameters()
+        optimizer = cls(params, lr=0.1, momentum=0.9)
+        if python:
+            python_s(optimizer)
+        assert train(optimizer, params, lambda *_: None) >= 4 or python
+        OTHER_RULES[how](optimizer)
+        for step in range(3):
+            give(params, 20 + step)
+            optimizer.step()
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+def test_counts_whose_memory_goes_are_not_read() -> None:
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    give(params, 0)
+    optimizer.step()
+    flat = torch.zeros(40 << 20)
+    for i, p in enumerate(params):
+        optimizer.state[p]["step"] = flat[i + (20 << 20)]
+        flat[i + (20 << 20)] = i
+    for step in range(5):
+        give(params, step)
+        optimizer.step()
+    assert is_quick(optimizer)
+    flat.share_memory_()
+    give(params, 6)
+    optimizer.step()
+    assert [optimizer.state[p]["step"].item() for p in params] == [6 + i for i in range(len(params))]
+
+
+STALE: dict[str, Callable[[Any, list[Parameter]], object]] = {
+    "groups": lambda optimizer, _: optimizer.param_groups[0].update(total=16.0),
+    "counts": lambda optimizer, _: [entry["step"].zero_() for entry in optimizer.state.values()],
+    "gradients": lambda _, params: [setattr(p, "grad", None) for p in params],
+}
+
+
+@pytest.mark.parametrize("edit", STALE)
+def test_numbers_that_are_no_longer_right_raise_nothing(edit: str) -> None:
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = Warm(params)
+        if python:
+            python_s(optimizer)
+        train(optimizer, params, lambda *_: None, steps=7)
+        assert python or is_quick(optimizer)
+        give(params, 7)
+        STALE[edit](optimizer, params)
+        optimizer.step()
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+def test_named_parameters_and_a_default_device_are_quick() -> None:
+    net = torch.nn.Linear(3, 2)
+    params = [*net.parameters()]
+    optimizer = PagedAdamW(net.named_parameters())
+    assert train(optimizer, params, lambda *_: None) >= 4
+    with torch.device("cpu"):
+        assert train(optimizer, params, lambda *_: None) >= 4
+
+
+def test_the_choice_of_a_look_outlives_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv(parts.VARIABLE, "python")
+        optimizer = PagedAdamW(params := parameters())
+    train(optimizer, params, lambda *_: None)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert train(optimizer, params, lambda *_: None) == 0
+
+
+def test_values_that_convert_themselves_are_asked_each_time() -> None:
+    class Rate(float):
+        now = 0.5
+
+        def __float__(self) -> float:
+            return Rate.now
+
+    both = []
+    for python in (False, True):
+        Rate.now = 0.5
+        params = parameters()
+        optimizer = PagedAdamW(params, lr=Rate(1.0))
+        if python:
+            python_s(optimizer)
+        train(optimizer, params, lambda *_: setattr(Rate, "now", Rate.now / 2))
+        both.append(World(optimizer, params))
+    same(*both)
