@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..system.cuda.nodes import Node, Nodes
 from ..tables.layout import BLOCK
 from ..tables.storage import StorageFormat
 from . import source
@@ -62,6 +64,10 @@ class CudaKernel:
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
         """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) is passed by value."""
         self._kernel((self.grid(count),), (self.threads,), (argument,), stream=stream)
+
+    def add_to(self, nodes: Nodes, argument: npt.NDArray[Any], count: int, behind: Sequence[Node]) -> Node:
+        """Add the launch over ``count`` chunks to a CUDA graph, behind other nodes, and return its node."""
+        return nodes.kernel(self.handle, self.grid(count), self.threads, argument, behind)
 
     def grid(self, count: int) -> int:
         """Return the number of thread blocks for ``count`` chunks."""

@@ -17,10 +17,9 @@ from ..kernels import cuda
 from ..rules import Rule
 from ..system.cuda import driver
 from ..tables.layout import WORD, HostTable, Span, table_type
-from ..transports.transport import TABLE_AT, Argument, Lent, Transport, opaque
+from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
+from .table_copy import StagedCopies
 
-#: Copies in flight before the host waits for the oldest.
-STAGING_BUFFERS = 4
 #: The lowest bit of an address that the prologue reads a float32 at; without it, a float64.
 SINGLE = 1
 
@@ -46,6 +45,7 @@ class DeviceStep(Transport):
 
     name = "device"
     in_memory = True
+    may_be_copied = True  # it is one
 
     def __init__(
         self, rule: Rule, device: int, table: HostTable, groups: int, counters: npt.NDArray[np.float64] | None = None
@@ -117,14 +117,16 @@ class DeviceStep(Transport):
         self.copied_bytes += WORD * (end - begin)
         return True
 
-    def _run_prologue(self, table: HostTable, stream: int) -> None:
+    def prologue(self, table: HostTable) -> tuple[cuda.CudaKernel, Argument, int]:
+        """Return the kernel that comes before all launches, its argument and its count."""
         fields = np.zeros(1, cuda.PROLOGUE_AT)
         stride, uniforms = table.scalars.shape[1], self._rule.uniform_count
         seed_at = uniforms if stride > uniforms else -1
         fields[0] = self.address, self.address + WORD * self._inputs_at, self._rows, stride, seed_at
-        cuda.prologue_kernel(self._rule, self.device)(opaque(fields), self._rows, cuda.Stream(stream))
+        return cuda.prologue_kernel(self._rule, self.device), opaque(fields), self._rows
 
-    def _launched(self, stream: int) -> None:
+    def launched(self, stream: int) -> None:
+        """Note that launches which read the table were queued on a stream."""
         self._last.record(stream)
         self._stream = stream
 
@@ -141,36 +143,14 @@ class _Lent(Lent):
     def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
         """Yield the argument of each launch; the first one finds the prologue queued before it."""
         first, last = span or (0, len(self._table.chunk_words))
-        fields = np.zeros(1, TABLE_AT)
-        fields["words"], fields["header"] = self.address, self._table.header(first, last)[0]
-        argument = opaque(fields)
+        argument = argument_at(self.address, self._table, (first, last))
         if not self._prologue_ran:  # last, for it counts the step: what fails before has changed nothing
-            self._step._run_prologue(self._table, self._stream)
+            kernel, numbers, rows = self._step.prologue(self._table)
+            kernel(numbers, rows, cuda.Stream(self._stream))
             self._prologue_ran = True
         if first < last:
             yield argument, last - first
 
     def __exit__(self, *_: object) -> None:
         if not self._capturing:
-            self._step._launched(self._stream)
-
-
-class StagedCopies:
-    """Copies from the host in stream order, through page-locked buffers, each guarded by an event."""
-
-    def __init__(self, device: int, nbytes: int) -> None:
-        self._device, self._nbytes, self._at = device, nbytes, -1
-        self._slots: list[tuple[npt.NDArray[np.uint64], driver.Event]] = []
-
-    def queue(self, words: npt.NDArray[np.uint64], target: int, stream: int) -> None:
-        """Queue a copy of ``words`` to the device address ``target``."""
-        following = (self._at + 1) % STAGING_BUFFERS
-        if following == len(self._slots):
-            memory = driver.allocate_pinned(self._nbytes, self._device)
-            self._slots.append((memory.host.view(np.uint64), driver.Event(self._device)))
-        self._at = following  # behind what may fail: the next call then finds the slot that is still missing
-        buffer, copied = self._slots[self._at]
-        copied.wait()  # at once if the buffer was never used
-        buffer[: len(words)] = words
-        driver.copy_to_device(target, buffer.ctypes.data, words.nbytes, stream)
-        copied.record(stream)
+            self._step.launched(self._stream)

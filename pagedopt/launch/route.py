@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,16 +15,24 @@ from ..paging.pages import Indices, Pieces, cut
 from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, plan
 from ..placements.arena import Arena
-from ..placements.movers import Ring, slot_offset
+from ..placements.movers import NodeMover, Slots, slot_offset
 from ..placements.ready_arenas import find
 from ..placements.store import Store
+from ..system import internals
+from ..system.cuda import graphs
+from ..system.cuda.nodes import Nodes
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
+from .device_step import DeviceStep
+from .route_graphs import RouteGraphs
+from .staged_graph import add_staged
+from .sweep import Sweep
 
 #: Elements of a chunk while pages move.  Blocks read the table over the link, which copies fill in both directions, so
 #: chunks are large.  With 32,768 a step took 1.4 % longer; from 65,536 on, as long as with a copied table.
 CHUNK = 65536
-
+#: A graph moves all pages: if it moved a larger share of them in vain, the step goes call by call.
+MOST_IN_VAIN = 0.1
 
 #: Moves of pages, each with the (first, last) of its rows or chunks.
 Visits = tuple[tuple[Move, Span], ...]
@@ -39,6 +47,7 @@ class Route:
     Attributes:
         at_hand: number of rows in the first launch.
         moves: the visit of each page, and (first, last) of its rows.
+        graphs: makes a graph of the plan, once steps repeat.
     """
 
     store: Store
@@ -46,9 +55,14 @@ class Route:
     rows: Rows
     at_hand: int
     moves: Visits
+    graphs: RouteGraphs = field(init=False)
     _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
     _plan: tuple[Action, ...] = field(default=(), init=False)
     _launched: list[Span] = field(default_factory=list, init=False)
+    _visiting: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.graphs = RouteGraphs(self.store)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -59,18 +73,23 @@ class Route:
     def plan(self, table: HostTable, absent: Sequence[int] = ()) -> tuple[Action, ...]:
         """Return a step's actions; pages that have only parameters in ``absent``, without gradients, do not move."""
         if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
-            at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
-            visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
-            rows = [span for _, span in self.moves]
-            if absent:
-                skipped = np.isin(self.rows.tensor, absent)
-                live = [not skipped[first:last].all() for first, last in rows]
-                visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
-                rows = [span for span, needed in zip(rows, live, strict=True) if needed]
-            self._launched = [(0, self.at_hand), *rows] if at_hand[0] < at_hand[1] else rows
+            at_hand, visits, self._launched = self._visits(table, absent)
+            self._visiting = len(visits)
             make = _one_visit if len(visits) == 1 else _actions
-            self._plan, self._planned = make(at_hand, tuple(visits)), (table, tuple(absent))
+            self._plan, self._planned = make(at_hand, visits), (table, tuple(absent))
         return self._plan
+
+    def _visits(self, table: HostTable, absent: Sequence[int]) -> tuple[Span, Visits, list[Span]]:
+        """Return the chunks at hand, the visits that are needed with their chunks, and the rows of each launch."""
+        at_hand, *spans = table.chunks_of([(0, self.at_hand), *(rows for _, rows in self.moves)])
+        visits = [(move, span) for (move, _), span in zip(self.moves, spans, strict=True)]
+        rows = [span for _, span in self.moves]
+        if absent:
+            skipped = np.isin(self.rows.tensor, absent)
+            live = [not skipped[first:last].all() for first, last in rows]
+            visits = [visit for visit, needed in zip(visits, live, strict=True) if needed]
+            rows = [span for span, needed in zip(rows, live, strict=True) if needed]
+        return at_hand, tuple(visits), [(0, self.at_hand), *rows] if at_hand[0] < at_hand[1] else rows
 
     def params_by_launch(self) -> list[Sequence[int]]:
         """Return, for each launch of the last plan, the indices of its parameters, each once."""
@@ -80,6 +99,57 @@ class Route:
         """Return the mover of one step's pages, or raise torch.OutOfMemoryError if the ring of slots does not fit."""
         move, _ = self.moves[0]
         return arenas[move.arena].mover(arenas, self.store.ring)
+
+    def launch(self, sweep: Sweep, actions: Sequence[Action], arenas: Sequence[Arena], kernel: Any) -> None:
+        """Launch a step's actions: as one graph, if steps repeat and its rows serve it, else call by call.
+
+        Args:
+            sweep: whose rows these are; its hyperparameters are set.
+            actions: what :meth:`plan` has returned.
+            arenas: indexed by ``Move.arena``.
+            kernel: the result of :meth:`Sweep.ready`.
+
+        Raises:
+            CudaError, torch.OutOfMemoryError: see :meth:`Sweep.launch`; a graph that is refused is not missed.
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._capture(sweep, arenas, kernel)
+        elif not (self._may_be_a_graph(sweep, arenas) and self._launch_graph(sweep, arenas, kernel)):
+            sweep.launch(None, actions, self.mover(arenas), ready=kernel)
+
+    def can_be_nodes(self, arenas: Sequence[Arena]) -> bool:
+        """Return whether visits can be nodes of a graph: copies between pages of the device and slots."""
+        visited = {move.arena for move, _ in self.moves}
+        return self.device.type == "cuda" and all(type(arenas[i]).mover is Arena.mover for i in visited)
+
+    def _may_be_a_graph(self, sweep: Sweep, arenas: Sequence[Arena]) -> bool:
+        """Return whether a graph can be made, and would move nearly what the last plan moves."""
+        if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
+            return False
+        shared = any(arenas[move.arena].lock is not None for move, _ in self.moves[:1])
+        return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
+
+    def _launch_graph(self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any) -> bool:
+        plan = functools.partial(self._whole_plan, sweep.table.host)
+        return self.graphs.launch(sweep, kernel, arenas, self.store.ring(self.device), plan)
+
+    def _whole_plan(self, table: HostTable) -> tuple[Action, ...]:
+        """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""
+        at_hand, visits, _ = self._visits(table, ())
+        return _actions(at_hand, visits)
+
+    def _capture(self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any) -> None:
+        """Add a step that moves all pages to the graph that the current stream is being captured into."""
+        assert isinstance(sweep.transport, DeviceStep), "a captured step's numbers are on the device"
+        index = sweep.device.index
+        stream, table = internals.current_stream(index), sweep.table.host
+        graph, behind = graphs.end_of_capture(stream)
+        nodes = Nodes(graph, index)
+        mover = NodeMover(nodes, self.store.slots(self.device), arenas, behind)
+        with sweep.transport.lend(table, stream):  # which fills the table in
+            sweep.begun = True
+            add_staged(nodes, mover, self._whole_plan(table), kernel, table, sweep.transport)
+            graphs.go_on_behind(stream, mover.last)
 
 
 def route(
@@ -115,7 +185,7 @@ def route(
     if device.type == "cuda":
         shift = np.zeros((len(order), 2 + len(states)), np.uint64)
         for move, (first, last) in moves:
-            shift[first:last, 2:] = _shift(store.ring(device), arenas[move.arena], move)
+            shift[first:last, 2:] = _shift(store.slots(device), arenas[move.arena], move)
     if len(parts.param) == len(params) == 1 and shift is _IN_PLACE:
         rows, moves = _one_row(params[0].numel(), moves)
     else:
@@ -201,9 +271,9 @@ def _parts(
     return _Parts(*(np.concatenate(c).astype(np.int64) for c in zip(*columns, strict=True)))
 
 
-def _shift(ring: Ring, arena: Arena, move: Move) -> list[np.uint64]:
+def _shift(slots: Slots, arena: Arena, move: Move) -> list[np.uint64]:
     """Return, for each section of a page, the offset in bytes from its address to that in the slot, modulo 2**64."""
-    slot, base = ring.address(move.slot), arena.tensor.data_ptr()
+    slot, base = slots.address(move.slot), arena.tensor.data_ptr()
     starts = [offset for offset, _ in arena.layout.extents(move.page)]
     return [
         np.uint64((slot + slot_offset(arena.layout, section) - base - start) % 2**64)

@@ -25,6 +25,7 @@ class MemoryReport(Shown):
             all, or not known before there is state.
         ring: bytes of the device slots through which pages pass; other optimizers may share them.
         asked: the budget in words, as the user gave it ("50% of the state"); "" for all.
+        graphs: bytes on the device of staged steps that are CUDA graphs, as far as the driver had to ask for more.
 
     Example:
         >>> report = optimizer.memory_report()
@@ -37,6 +38,7 @@ class MemoryReport(Shown):
     budget: int | None
     ring: int
     asked: str = ""
+    graphs: int = 0
 
     @property
     def means(self) -> str:
@@ -54,6 +56,8 @@ class MemoryReport(Shown):
             rows.append(("budget", self.asked if self.budget is None else text_of_bytes(self.budget)))
         if self.ring:
             rows.append(("ring of slots", text_of_bytes(self.ring)))
+        if self.graphs:
+            rows.append(("CUDA graphs", text_of_bytes(self.graphs)))
         return "optimizer state", rows
 
     def _bytes(self, place: str, where: str = "") -> str:
@@ -71,4 +75,5 @@ class MemoryReport(Shown):
             )
         budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
         ring = f", ring of {text_of_bytes(self.ring)}" if self.ring else ""
-        return f"optimizer state ({self.means}{budget}{ring}): " + ", ".join(parts)
+        graphs = f", CUDA graphs of {text_of_bytes(self.graphs)}" if self.graphs else ""
+        return f"optimizer state ({self.means}{budget}{ring}{graphs}): " + ", ".join(parts)

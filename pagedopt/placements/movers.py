@@ -14,6 +14,8 @@ import torch
 from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
+from ..system.cuda.copies import Copy, joined
+from ..system.cuda.nodes import Node, Nodes
 
 #: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.
 COPY_MULTIPLE = 1024
@@ -37,6 +39,25 @@ class Filed(Protocol):
 
     def drop(self) -> None:
         """Drop pages that are in memory but not resident."""
+
+
+class Slots(Protocol):
+    """Device memory for visiting pages."""
+
+    def address(self, slot: int) -> int:
+        """Return the address of a slot."""
+
+
+class GraphSlots:
+    """Slots that a captured graph owns: its replays are not ordered against steps that use a ring."""
+
+    def __init__(self, device: torch.device, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.memory = driver.DeviceMemory(SLOTS * slot_bytes, device.index)
+
+    def address(self, slot: int) -> int:
+        """Return the address of a slot."""
+        return self.memory.address + slot * self.slot_bytes
 
 
 class Ring:
@@ -67,6 +88,13 @@ class Ring:
     def address(self, slot: int) -> int:
         """Return the address of a slot."""
         return self.memory.data_ptr() + slot * self.slot_bytes
+
+    def launched(self, stream: int, copied_bytes: Sequence[int]) -> None:
+        """Note that a graph was launched on a stream, which was behind :attr:`ended`; slots belong to it to its end."""
+        self.ended.record(stream)
+        self.ended.hold(self.down.cuda_stream)  # torch gives the slots' memory back behind what `down` was given
+        for direction, nbytes in enumerate(copied_bytes):
+            self.copied_bytes[direction] += nbytes
 
 
 _rings: dict[torch.device, weakref.WeakSet[Ring]] = {}
@@ -150,14 +178,78 @@ class StagedMover:
             self.ring.lock.release()
 
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
-        arena = self.arenas[move.arena]
-        base, slot = arena.tensor.data_ptr(), self.ring.address(move.slot)
-        visiting = _visiting_numel(arena.layout)
-        for section, (offset, nbytes) in enumerate(arena.layout.extents(move.page)):
-            nbytes = min(nbytes, int(visiting * arena.layout.itemsizes[section]))
-            ends = (slot + slot_offset(arena.layout, section), base + offset)
-            driver.copy(*(ends if to_device else ends[::-1]), nbytes, stream)
-            self.ring.copied_bytes[not to_device] += nbytes
+        for copy in copies_of(self.ring, self.arenas[move.arena], move, to_device):
+            copy.queue(stream)
+            self.ring.copied_bytes[not to_device] += copy.ranges * copy.nbytes
+
+
+def copies_of(slots: Slots, arena: Staged, move: Move, to_device: bool) -> list[Copy]:
+    """Return the copies that bring a page into its slot, or back: sections of one size are one copy."""
+    base, slot, layout = arena.tensor.data_ptr(), slots.address(move.slot), arena.layout
+    visiting = _visiting_numel(layout)
+    found = []
+    for section, (offset, nbytes) in enumerate(layout.extents(move.page)):
+        nbytes = min(nbytes, int(visiting * layout.itemsizes[section]))
+        found.append(Copy(slot + slot_offset(layout, section), base + offset, nbytes))
+    return [copy if to_device else copy.back() for copy in joined(found)]
+
+
+class NodeMover:
+    """Adds the visits of pages to a CUDA graph, as nodes behind each other where :class:`StagedMover` uses events.
+
+    Args:
+        nodes: the graph.
+        slots: those of a ring, or the graph's own.
+        arenas: see :class:`StagedMover`.
+        behind: nodes that all others come behind.
+
+    Attributes:
+        next_launch_behind: nodes that the next launch comes behind.
+        copied_bytes: of one launch of the graph, [to the device, to the host].
+    """
+
+    def __init__(self, nodes: Nodes, slots: Slots, arenas: Sequence[Staged], behind: Sequence[Node] = ()) -> None:
+        self._nodes, self._slots, self._arenas = nodes, slots, arenas
+        self._up = self.next_launch_behind = self._down = tuple(behind)
+        self._filled: dict[int, Node] = {}
+        self._emptied: dict[int, Node] = {}
+        self.copied_bytes = [0, 0]
+
+    def begin(self) -> None:
+        """Do nothing: a graph begins where it is launched."""
+
+    def fetch(self, move: Move) -> None:
+        """Copy a page into its slot, behind the page before it there."""
+        emptied = (self._emptied.pop(move.slot),) if move.slot in self._emptied else ()
+        self._up = self._copy(move, (*self._up, *emptied), to_device=True)
+        self._filled[move.slot] = self._up[0]
+
+    def arrive(self, move: Move) -> None:
+        """Put the next launches behind the page's copy."""
+        self.next_launch_behind = (*self.next_launch_behind, self._filled.pop(move.slot))
+
+    def launched(self, node: Node) -> None:
+        """Note the launch behind :attr:`next_launch_behind`."""
+        self.next_launch_behind = (node,)
+
+    def evict(self, move: Move) -> None:
+        """Copy a page back behind the launches so far."""
+        self._down = self._copy(move, (*self._down, *self.next_launch_behind), to_device=False)
+        self._emptied[move.slot] = self._down[0]
+
+    def finish(self) -> None:
+        """Do nothing: what comes behind a graph waits for all of it."""
+
+    @property
+    def last(self) -> tuple[Node, ...]:
+        """Nodes that all others come before."""
+        return self._down
+
+    def _copy(self, move: Move, behind: tuple[Node, ...], to_device: bool) -> tuple[Node, ...]:
+        for copy in copies_of(self._slots, self._arenas[move.arena], move, to_device):
+            behind = (self._nodes.copy(copy, tuple(dict.fromkeys(behind))),)
+            self.copied_bytes[not to_device] += copy.ranges * copy.nbytes
+        return behind
 
 
 _Task = tuple[Future[None], Callable[[int], None], int]

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from ..common.patience import Patience
 from ..paging.budget import NOTHING, Budget
 from ..system import internals
 from ..system.files import host
@@ -22,13 +23,15 @@ from .arena import divide
 from .choose import Arena, HostAccess, Placement
 from .limits import Affords, Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
-from .movers import Ring, ring_for, slot_bytes
+from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
 from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
 from .versions import Versions
 from .wanted import Wanted
 
 #: Most bytes of spare room in an arena that is made when others like it are full: more parameters may come.
 SPARE = 4 << 20
+#: Steps that repeat before a graph of them is made, at most; at first it is made in the second.
+MOST_PATIENCE = 64
 
 
 class _View(weakref.ref[torch.UntypedStorage]):
@@ -80,9 +83,13 @@ class Store:
         #: Replaced, never changed in place: code that holds the list relies on its indices.
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
+        self._apart: dict[torch.device, GraphSlots] | None = None
         self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
         self.versions = Versions()
+        #: Graphs of staged steps, with their ``nbytes``, and how many equal steps come before one is made.
+        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.patience = Patience(MOST_PATIENCE)
 
     @property
     def budget(self) -> Budget:
@@ -224,12 +231,31 @@ class Store:
 
     def ring(self, device: torch.device) -> Ring:
         """Return a device's ring, with slots for the largest page of its staged arenas; may raise OutOfMemoryError."""
-        need = max(slot_bytes(a.layout) for a in self.on(device) if a.way(self.host_access) == "staged")
-        ring = self.rings.get(device)
+        need, ring = self._slot_bytes(device), self.rings.get(device)
         if ring is None or ring.slot_bytes < need:
             self.rings.pop(device, None)
             ring = self.rings[device] = ring_for(device, need)
         return ring
+
+    def slots(self, device: torch.device) -> Slots:
+        """Return what pages pass through: the device's ring; within :meth:`slots_apart` others."""
+        if self._apart is None:
+            return self.ring(device)
+        if device not in self._apart:
+            self._apart[device] = GraphSlots(device, self._slot_bytes(device))
+        return self._apart[device]
+
+    @contextlib.contextmanager
+    def slots_apart(self) -> Iterator[dict[torch.device, GraphSlots]]:
+        """A context in which pages pass through slots of their own, which it gives and somebody has to keep alive."""
+        self._apart = slots = dict[torch.device, GraphSlots]()
+        try:
+            yield slots
+        finally:
+            self._apart = None
+
+    def _slot_bytes(self, device: torch.device) -> int:
+        return max(slot_bytes(a.layout) for a in self.on(device) if a.way(self.host_access) == "staged")
 
     def set_budget(self, budget: Budget) -> None:
         """Move pages to match a new budget.  Waits for the device if any move.
@@ -367,6 +393,7 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
             "" if self.budget.everything else str(self.budget),
+            sum(graph.nbytes for graph in self.graphs),
         )
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:

@@ -46,6 +46,10 @@ class PooledTransport(Transport):
     def lends_host_memory(self) -> bool:
         return self._ring.lends_host_memory
 
+    @property
+    def may_be_copied(self) -> bool:
+        return self._ring.may_be_copied
+
     def borrow(self, table: HostTable, stream: int) -> TableBuffer:
         if table.words.nbytes > SMALL:
             return self._ring.borrow(table, stream)

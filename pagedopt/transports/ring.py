@@ -157,6 +157,10 @@ class RingTransport(Transport):
         own = type(self).lend is RingTransport.lend and type(self).publish is RingTransport.publish
         return self.over_link and own  # a subclass may have to do something for a table to reach the device
 
+    @property
+    def may_be_copied(self) -> bool:
+        return type(self).lend is RingTransport.lend
+
     def borrow(self, table: HostTable, stream: int) -> TableBuffer:
         return self._next(table, stream)
 

@@ -31,6 +31,13 @@ def opaque(fields: npt.NDArray[Any]) -> Argument:
     return fields.view(np.dtype((np.void, fields.itemsize)))
 
 
+def argument_at(address: int, table: HostTable, span: Span | None = None) -> Argument:
+    """Return the argument for a table whose words lie at ``address``, for all chunks or a span of them."""
+    fields = np.zeros(1, TABLE_AT)
+    fields["words"], fields["header"] = address, table.header(*span or ())[0]
+    return opaque(fields)
+
+
 class Lent:
     """The arguments of launches over one table, valid inside a ``with`` block.
 
@@ -99,6 +106,11 @@ class Transport(ABC):
     @property
     def lends_host_memory(self) -> bool:
         """Whether kernels read tables in buffers that :meth:`borrow` gives, where the host writes them."""
+        return False
+
+    @property
+    def may_be_copied(self) -> bool:
+        """Whether a kernel for :meth:`kind` may read a copy of a table elsewhere, as in a graph of a staged step."""
         return False
 
     def borrow(self, table: HostTable, stream: int) -> Any:

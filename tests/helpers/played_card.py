@@ -27,9 +27,10 @@ from pagedopt.optim.overlap import overlap
 from pagedopt.placements import movers, slabs
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import warn
-from pagedopt.system.cuda import driver, sharing, virtual
+from pagedopt.system.cuda import driver, nodes, sharing, virtual
 from pagedopt.tables.layout import BLOCK
 from pagedopt.transports import choose, pool
+from pagedopt.transports.transport import TABLE_AT
 
 #: What is cached of a device, and must not be another one's.
 _CACHED = (
@@ -44,7 +45,12 @@ _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
 
 
 #: Finalizers of what the driver has lent.
-_GIVE_BACK: tuple[tuple[Any, str], ...] = ((driver, "_free"), (driver, "_destroy_event"), (virtual, "_free"))
+_GIVE_BACK: tuple[tuple[Any, str], ...] = (
+    (driver, "_free"),
+    (driver, "_destroy_event"),
+    (virtual, "_free"),
+    (nodes, "_destroy"),
+)
 
 
 class Card:
@@ -125,22 +131,36 @@ class Kernel(kernels.CudaKernel):
         threads: int = BLOCK,
     ) -> None:
         play, library = build_traced(text, name)
+        what = name.partition("<")[0]
+        nbytes = (kernels.PROLOGUE_AT if what == "prologue" else TABLE_AT).itemsize
 
-        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[npt.NDArray[Any]], stream: Any) -> None:
-            argument = arguments[0].copy()  # the argument is passed now, all else is read when its turn comes
-
+        def work_of(argument: npt.NDArray[Any], grid: int) -> Callable[[], Touched]:
             def work() -> Touched:
                 base = card.memory.base
                 library.traces_between(ctypes.c_ulonglong(base), ctypes.c_ulonglong(base + REGION))
-                play(argument, grid[0], False)
+                play(argument, grid, False)
                 reads, writes = (merged(_touched(f)) for f in (library.traces_read, library.traces_written))
                 card.memory.check(name, *reads, *writes)
                 return reads, writes
 
-            card.order.submit(stream.ptr, name.partition("<")[0], work)
+            return work
 
+        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[npt.NDArray[Any]], stream: Any) -> None:
+            # The argument is passed now, all else is read when its turn comes.
+            card.order.submit(stream.ptr, what, work_of(arguments[0].copy(), grid[0]))
+
+        def as_node(argument: int, grid: int) -> tuple[str, Callable[[], Touched]]:
+            passed = np.frombuffer(ctypes.string_at(argument, nbytes), np.uint8).copy()
+            return what, work_of(passed, grid)
+
+        self._handle = len(card.driver.functions) + 1
+        card.driver.functions[self._handle] = as_node
         self._kernel = launch
         self.chunks_per_block, self.most_blocks, self.threads = chunks_per_block, blocks, threads
+
+    @property
+    def handle(self) -> int:
+        return self._handle
 
 
 def _touched(function: Any) -> npt.NDArray[np.int64]:

@@ -128,6 +128,9 @@ class Driver:
         self._lock = threading.RLock()
         self._files, self._mode = dict[int, int](), 0
         self._events, self._user_objects, self._graphs = dict[int, Event](), dict[int, Any](), dict[int, Graph]()
+        self._nodes, self._executables = dict[int, Event](), dict[int, Graph]()
+        #: Of kernels by their handles: given the address of the argument and the grid, what they are and their work.
+        self.functions: dict[int, Callable[[int, int], tuple[str, Callable[[], Touched]]]] = {}
         self.kept: dict[Graph, list[Any]] = {}  # what calls the destructors of what a graph keeps alive
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +247,32 @@ class Driver:
 
         self.order.submit(int(stream), "a copy", work)
 
+    def cuMemcpy3DAsync(self, copy: Any, stream: int) -> None:
+        self.order.submit(int(stream), "a copy of several ranges", self._slices(copy))
+
+    def _slices(self, copy: Any) -> Callable[[], Touched]:
+        """Return the work of a copy of slices of one row each."""
+        unified, most = real.CUmemorytype.CU_MEMORYTYPE_UNIFIED, 1 << 31
+        assert copy.srcMemoryType == copy.dstMemoryType == unified
+        assert copy.Height == 1
+        assert copy.WidthInBytes <= copy.srcPitch < most
+        assert copy.WidthInBytes <= copy.dstPitch < most
+        nbytes = copy.WidthInBytes
+        pairs = [
+            (int(copy.dstDevice) + i * copy.dstPitch * copy.dstHeight,
+             int(copy.srcDevice) + i * copy.srcPitch * copy.srcHeight)
+            for i in range(copy.Depth)
+        ]  # fmt: skip
+        reads, writes = ([(pair[i], pair[i] + nbytes) for pair in pairs] for i in (1, 0))
+
+        def work() -> Touched:
+            self.memory.check("a copy", *reads, *writes)
+            for target, source in pairs:
+                ctypes.memmove(target, source, nbytes)
+            return reads, writes
+
+        return work
+
     # --- virtual memory: a handle is a file in memory
 
     def cuMemGetAllocationGranularity(self, *_: Any) -> int:
@@ -332,9 +361,63 @@ class Driver:
     def cuStreamGetCaptureInfo(self, stream: int) -> tuple[Any, ...]:
         status, graph = real.CUstreamCaptureStatus, self.order.captures.get(int(stream))
         if graph is None:
-            return status.CU_STREAM_CAPTURE_STATUS_NONE, 0, 0
+            return status.CU_STREAM_CAPTURE_STATUS_NONE, 0, 0, [], [], 0
         self._graphs[id(graph)] = graph
-        return status.CU_STREAM_CAPTURE_STATUS_ACTIVE, 1, id(graph)
+        now = Event()
+        self.order.record(now, int(stream))
+        self._nodes[id(now)] = now
+        return status.CU_STREAM_CAPTURE_STATUS_ACTIVE, 1, id(graph), [id(now)], [], 1
+
+    def cuStreamUpdateCaptureDependencies(self, stream: int, nodes: Any, data: Any, count: int, flags: int) -> None:
+        assert data is None
+        assert flags == int(real.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+        graph = self.order.captures[int(stream)]
+        for node in nodes[:count]:
+            graph.calls.append((int(stream), "hold", self._nodes[int(node)]))
+
+    def cuCtxGetCurrent(self) -> int:
+        return 1
+
+    def cuGraphCreate(self, flags: int) -> int:
+        graph = Graph(self.order.stream())
+        self._graphs[id(graph)] = graph
+        return id(graph)
+
+    def cuGraphAddMemcpyNode(self, graph: int, behind: Any, count: int, copy: Any, context: Any) -> int:
+        return self._add(graph, behind[:count], "a copy", self._slices(copy))
+
+    def cuGraphAddKernelNode(self, graph: int, behind: Any, count: int, parameters: Any) -> int:
+        play = self.functions[int(parameters.func)]
+        argument = ctypes.c_uint64.from_address(int(parameters.kernelParams)).value
+        what, work = play(argument, parameters.gridDimX)
+        return self._add(graph, behind[:count], what, work)
+
+    def cuGraphAddEventRecordNode(self, graph: int, behind: Any, count: int, event: int) -> int:
+        return self._add(graph, behind[:count], "external", self._events[int(event)])
+
+    def _add(self, graph: int, behind: Any, what: str, asked: Any) -> int:
+        node = self.order.add_node(self._graphs[int(graph)], [self._nodes[int(each)] for each in behind], what, asked)
+        self._nodes[id(node)] = node
+        return id(node)
+
+    def cuGraphInstantiate(self, graph: int, flags: int) -> int:
+        built, number = self._graphs[int(graph)], next(_numbers)
+        whole = Graph(built.origin, [*built.calls, *((built.origin, "hold", node) for node in built.nodes)])
+        self._executables[number] = whole
+        return number
+
+    def cuGraphUpload(self, executable: int, stream: int) -> None:
+        assert int(executable) in self._executables
+
+    def cuGraphLaunch(self, executable: int, stream: int) -> None:
+        self.order.launch(self._executables[int(executable)], int(stream))
+
+    def cuGraphExecDestroy(self, executable: int) -> None:
+        del self._executables[int(executable)]  # what was launched is carried out all the same
+
+    def cuGraphDestroy(self, graph: int) -> None:
+        for node in self._graphs.pop(int(graph)).nodes:
+            del self._nodes[id(node)]
 
     def cuUserObjectCreate(self, kept: int, destructor: Any, count: int, flags: int) -> int:
         number = next(_numbers)

@@ -75,10 +75,16 @@ class Event:
 
 @dataclass(eq=False)
 class Graph:
-    """What was asked of streams during a capture: replays ask for it again, the other streams being new ones."""
+    """What was asked of streams during a capture: replays ask for it again, the other streams being new ones.
+
+    A node of a graph that is built has a stream of its own, and an event behind it; ``begun`` comes before all nodes.
+    """
 
     origin: int
     calls: list[tuple[int, str, Any]] = field(default_factory=list)  # stream, what, work or event
+    begun: Event | None = None
+    nodes: list[Event] = field(default_factory=list)
+    last: Event | None = None  # behind its last launch
 
 
 class Order:
@@ -190,6 +196,26 @@ class Order:
         """End a capture, of all streams that have joined it."""
         self.captures = {stream: other for stream, other in self.captures.items() if other is not graph}
 
+    def add_node(self, graph: Graph, behind: Sequence[Event], what: str, asked: Any) -> Event:
+        """Add a node to a graph, ``what`` being "external" for one that records an event; return what is behind it."""
+        if graph.begun is None and not behind:
+            graph.begun = Event()
+            graph.calls.insert(0, (graph.origin, "record", graph.begun))
+        lane, node = self.stream(), Event()
+        for other in behind or [graph.begun]:
+            graph.calls.append((lane, "hold", other))
+        graph.calls += [(lane, what, asked), (lane, "record", node)]
+        graph.nodes.append(node)
+        return node
+
+    def launch(self, graph: Graph, stream: int) -> None:
+        """Launch a graph that was built: behind its own launches so far, and before what the stream is given next."""
+        if graph.last is not None:
+            self.hold(stream, graph.last)
+        self.replay(graph, stream)
+        graph.last = Event()
+        self.record(graph.last, stream)
+
     def replay(self, graph: Graph, stream: int) -> None:
         """Give a stream what was captured."""
         streams, events = {graph.origin: stream}, dict[int, Event]()
@@ -201,6 +227,8 @@ class Order:
                 self.record(events.setdefault(id(asked), Event()), on)
             elif what == "hold":
                 self.hold(on, events[id(asked)])
+            elif what == "external":
+                self.record(asked, on)
             else:
                 self.submit(on, f"captured {what}", asked)
 

@@ -21,7 +21,11 @@ def captured(run: Run, optimizer: Any) -> Any:
     return graph.replay
 
 
-@pytest.mark.parametrize("options", [{}, {"device_budget": "16KiB", "host_access": "in_place"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"device_budget": "16KiB", "host_access": "in_place"}, {"device_budget": "16KiB"}, {"device_budget": 0}],
+    ids=str,
+)
 @some_orders
 def test_each_replay_has_the_gradients_of_its_refresh(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order

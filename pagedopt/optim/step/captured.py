@@ -8,6 +8,7 @@ from typing import cast
 
 import torch
 
+from ...placements.arena import Arena
 from ...system import internals
 from ...system.compare_tensors import Contents, TensorLayout
 from ...system.cuda import graphs
@@ -32,14 +33,18 @@ class CapturedStep:
 
     Args:
         launches: each bucket with its members and its update.
+        slots: what its pages pass through.
     """
 
     __slots__ = (
         "__weakref__", "_addresses", "_contents", "_gradients", "_groups", "_known", "_launches", "_numbers", "_read",
-        "_rules", "_transport",
+        "_rules", "_slots", "_transport",
     )  # fmt: skip
 
-    def __init__(self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]]) -> None:
+    def __init__(
+        self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]], slots: object
+    ) -> None:
+        self._slots = slots
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
@@ -166,20 +171,21 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
             a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
     """
     found = _members(optimizer)
-    plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
-    for bucket, _ in plan.launches:
-        _check_bucket(bucket)
-    launches = plan.prepare()
-    captured = CapturedStep(optimizer, launches)
-    with Uninterrupted(gives_way=True), plan.ready.held:
-        graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
-        try:
-            put_state(optimizer, plan.fresh)
-            for _, _, update in launches:
-                update.launch(plan.ready.arenas)
-        except BaseException:
-            take_state_back(optimizer, plan.fresh)
-            raise
+    with optimizer.store.slots_apart() as slots:
+        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
+        for bucket, _ in plan.launches:
+            _check_bucket(bucket, plan.ready.arenas)
+        launches = plan.prepare()
+        captured = CapturedStep(optimizer, launches, slots)
+        with Uninterrupted(gives_way=True), plan.ready.held:
+            graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
+            try:
+                put_state(optimizer, plan.fresh)
+                for _, _, update in launches:
+                    update.launch(plan.ready.arenas)
+            except BaseException:
+                take_state_back(optimizer, plan.fresh)
+                raise
     return captured
 
 
@@ -226,11 +232,11 @@ def _on_device(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> bo
     return True
 
 
-def _check_bucket(bucket: Bucket) -> None:
-    if bucket.route is not None:
+def _check_bucket(bucket: Bucket, arenas: Sequence[Arena]) -> None:
+    if bucket.route is not None and not bucket.route.can_be_nodes(arenas):
         raise RuntimeError(
-            "a step whose state is staged through device slots cannot be captured yet; use host_access='in_place', or "
-            "a budget that keeps all state on the device"
+            "a step cannot be captured if a placement of your own moves its pages; use host_access='in_place', or a "
+            "budget that keeps all state on the device"
         )
     if not bucket.lists.as_they_are:
         raise RuntimeError(

@@ -53,9 +53,10 @@ class Update(NamedTuple):
 
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        if self.lists.direct:
-            mover = None if self.route is None else self.route.mover(arenas)
-            self.sweep.launch(None, self.plan, mover, ready=self.ready)
+        if self.lists.direct and self.route is not None:
+            self.route.launch(self.sweep, self.plan, arenas, self.ready)
+        elif self.lists.direct:
+            self.sweep.launch(None, self.plan, ready=self.ready)
         else:
             for _ in self.passes(arenas):
                 pass

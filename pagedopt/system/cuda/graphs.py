@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from .driver import bindings, call, check
@@ -74,9 +75,7 @@ def keep_with_graph(stream: int, kept: Any) -> Held:
         CudaError: the driver refuses.
     """
     d = bindings()
-    status, _, graph = _capture_info(stream)
-    if status != d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
-        raise RuntimeError("the stream is not being captured into a CUDA graph")
+    graph, _ = end_of_capture(stream)
     held = hold(kept)
     flags = int(d.CUuserObject_flags.CU_USER_OBJECT_NO_DESTRUCTOR_SYNC)
     try:
@@ -101,11 +100,28 @@ def hold(kept: Any) -> Held:
     return held
 
 
-def _capture_info(stream: int) -> tuple[Any, Any, Any]:
-    """Return (status, id, graph) of a stream's capture: CUDA 12 and 13 return more behind these."""
-    code, *values = bindings().cuStreamGetCaptureInfo(stream)
+def end_of_capture(stream: int) -> tuple[Any, list[Any]]:
+    """Return the graph that a stream is being captured into, and the nodes that its next one will come behind.
+
+    Raises:
+        RuntimeError: the stream is not being captured.
+        CudaError: the driver refuses.
+    """
+    d = bindings()
+    code, *values = d.cuStreamGetCaptureInfo(stream)
     check("cuStreamGetCaptureInfo", (code,))
-    return values[0], values[1], values[2]
+    status, _, graph, nodes = values[:4]  # CUDA 12 and 13 return more behind these
+    if status != d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE:
+        raise RuntimeError("the stream is not being captured into a CUDA graph")
+    return graph, [*nodes]
+
+
+def go_on_behind(stream: int, nodes: Sequence[Any]) -> None:
+    """Let what a stream is given next come behind nodes that were added to the graph it is being captured into."""
+    d = bindings()
+    flag = int(d.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
+    data = () if hasattr(d, "cuStreamUpdateCaptureDependencies_v2") else (None,)  # CUDA 12 has two forms
+    call("cuStreamUpdateCaptureDependencies", stream, [*nodes], *data, len(nodes), flag)
 
 
 def drop_released() -> None:

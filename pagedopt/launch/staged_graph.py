@@ -1,0 +1,137 @@
+"""A staged plan as one CUDA graph: what moves pages and what updates them, in one call of the driver.
+
+Called page by page, a step of a large model holds the host for as long as its copies take: a stream takes about a
+thousand pending operations.  What changes from step to step (addresses of gradients, hyperparameters, seeds) lies in
+the table, which is sent ahead in stream order: a graph is built once and ends in the bits of the calls.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Sequence
+
+import torch
+
+from ..kernels import cuda
+from ..paging.visits import Action, Span, passes
+from ..placements.movers import NodeMover, Ring, Staged
+from ..system import internals
+from ..system.cuda.driver import CudaError, Event
+from ..system.cuda.nodes import BuiltGraph, Nodes
+from ..tables.layout import HostTable
+from ..transports.transport import argument_at
+from .device_step import DeviceStep
+from .sweep import Sweep
+from .table_copy import TableCopy
+
+
+def add_staged(
+    nodes: Nodes,
+    mover: NodeMover,
+    actions: Sequence[Action],
+    kernel: cuda.CudaKernel,
+    table: HostTable,
+    at: DeviceStep | TableCopy,
+    fences: Sequence[Event | None] = (),
+) -> int:
+    """Add a staged plan to a graph; return the number of kernels.
+
+    Args:
+        nodes: the graph.
+        mover: adds the visits of pages.
+        actions: the plan.
+        kernel: updates rows.
+        table: the rows.
+        at: where the device has them.
+        fences: for each launch the event that is recorded behind it; None: none is.
+    """
+    count, waiting = 0, list(reversed(fences))
+    if isinstance(at, DeviceStep):
+        prologue, numbers, rows = at.prologue(table)
+        mover.launched(prologue.add_to(nodes, numbers, rows, mover.next_launch_behind))
+        count += 1
+
+    def launch(span: Span | None) -> None:
+        nonlocal count
+        assert span is not None, "a plan with visits has spans"
+        first, last = span
+        if first < last:
+            argument = argument_at(at.address, table, span)
+            mover.launched(kernel.add_to(nodes, argument, last - first, mover.next_launch_behind))
+            count += 1
+        if waiting and (fence := waiting.pop()) is not None:
+            nodes.record(fence, mover.next_launch_behind)
+
+    for _ in passes(actions, launch, mover):
+        pass
+    return count
+
+
+class StagedGraph:
+    """The graph of a sweep's staged plan.  It keeps its table alive, but neither tensors, pages nor slots.
+
+    Args:
+        sweep: whose table and kernel are those of today.
+        actions: a plan with the visits of all pages; rows without a gradient have no elements in the table.
+        arenas: see :class:`~pagedopt.paging.policy.Move`.
+        ring: the slots.
+        kernel: the result of :meth:`Sweep.ready`.
+        fenced: the numbers of launches behind which an event is to be recorded.
+
+    Raises:
+        CudaError, torch.OutOfMemoryError: the driver refuses it; nothing has been launched.
+    """
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        actions: Sequence[Action],
+        arenas: Sequence[Staged],
+        ring: Ring,
+        kernel: cuda.CudaKernel,
+        fenced: Collection[int] = (),
+    ) -> None:
+        index = sweep.device.index
+        self._sweep, self._kernel, self._table, self._ring = sweep, kernel, sweep.table.host, weakref.ref(ring)
+        transport = sweep.transport
+        self._at = transport if isinstance(transport, DeviceStep) else TableCopy(self._table, index)
+        launches = max(fenced, default=-1) + 1
+        #: For each launch the event behind it, or one that is recorded later.
+        self.fences: list[Event | None] = [Event(index) if i in fenced else None for i in range(launches)]
+        self._graph = BuiltGraph(index)
+        mover = NodeMover(self._graph.nodes, ring, arenas)
+        with torch.cuda.device(index):
+            self._kernels = add_staged(self._graph.nodes, mover, actions, kernel, self._table, self._at, self.fences)
+            self._graph.instantiate(internals.current_stream(index))
+        self._copied_bytes = mover.copied_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that it takes."""
+        return self._graph.nbytes + (self._at.nbytes if isinstance(self._at, TableCopy) else 0)
+
+    def fits(self, kernel: cuda.CudaKernel, ring: Ring) -> bool:
+        """Return whether kernel, slots and the sweep's table are those that it was built for."""
+        return self._kernel is kernel and self._ring() is ring and self._sweep.table.host is self._table
+
+    def launch(self, ring: Ring) -> None:
+        """Launch it on the current stream; ``ring`` has the slots that it was built for.
+
+        Raises:
+            CudaError: the driver refuses; nothing was launched.
+        """
+        index, sweep = self._sweep.device.index, self._sweep
+        with torch.cuda.device(index), ring.lock:
+            stream = internals.current_stream(index)
+            ring.ended.hold(stream)
+            self._at.publish(self._table, stream)
+            sweep.begun = True  # set here: an interrupt may come behind the launch
+            try:
+                self._graph.launch(stream)
+            except CudaError:
+                sweep.begun = False
+                raise
+            sweep.launches += self._kernels
+            ring.launched(stream, self._copied_bytes)
+            if isinstance(self._at, DeviceStep):
+                self._at.launched(stream)
