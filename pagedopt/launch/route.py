@@ -25,7 +25,7 @@ from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 from .device_step import DeviceStep
 from .route_graphs import RouteGraphs
-from .staged_graph import add_staged
+from .staged_graph import StagedGraph, add_staged
 from .sweep import Sweep
 
 #: Elements of a chunk while pages move.  Blocks read the table over the link, which copies fill in both directions, so
@@ -60,6 +60,7 @@ class Route:
     _plan: tuple[Action, ...] = field(default=(), init=False)
     _launched: list[Span] = field(default_factory=list, init=False)
     _visiting: int = field(default=0, init=False)
+    _whole_params: tuple[HostTable, list[list[int]]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.graphs = RouteGraphs(self.store)
@@ -91,9 +92,22 @@ class Route:
             rows = [span for span, needed in zip(rows, live, strict=True) if needed]
         return at_hand, tuple(visits), [(0, self.at_hand), *rows] if at_hand[0] < at_hand[1] else rows
 
-    def params_by_launch(self) -> list[Sequence[int]]:
-        """Return, for each launch of the last plan, the indices of its parameters, each once."""
-        return [np.unique(self.rows.tensor[first:last]).tolist() for first, last in self._launched]
+    def params_by_launch(self, whole: bool = False) -> list[list[int]]:
+        """Return, for each launch of the last plan, the indices of its parameters, each once.
+
+        Args:
+            whole: of the plan that moves all pages, with or without a gradient.
+        """
+        if not whole:
+            return self._params_of(self._launched)
+        assert self._planned is not None, "there was a plan"
+        table, _ = self._planned
+        if self._whole_params is None or self._whole_params[0] is not table:
+            self._whole_params = table, self._params_of(self._visits(table, ())[2])
+        return self._whole_params[1]
+
+    def _params_of(self, launched: Sequence[Span]) -> list[list[int]]:
+        return [np.unique(self.rows.tensor[first:last]).tolist() for first, last in launched]
 
     def mover(self, arenas: Sequence[Arena]) -> Mover:
         """Return the mover of one step's pages, or raise torch.OutOfMemoryError if the ring of slots does not fit."""
@@ -114,7 +128,7 @@ class Route:
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._capture(sweep, arenas, kernel)
-        elif not (self._may_be_a_graph(sweep, arenas) and self._launch_graph(sweep, arenas, kernel)):
+        elif self.launch_graph(sweep, arenas, kernel) is None:
             sweep.launch(None, actions, self.mover(arenas), ready=kernel)
 
     def can_be_nodes(self, arenas: Sequence[Arena]) -> bool:
@@ -122,16 +136,30 @@ class Route:
         visited = {move.arena for move, _ in self.moves}
         return self.device.type == "cuda" and all(type(arenas[i]).mover is Arena.mover for i in visited)
 
+    def launch_graph(
+        self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any, fenced: bool = False
+    ) -> StagedGraph | None:
+        """Launch the plan that moves all pages as a graph, and return it; or launch nothing, and return None.
+
+        Args:
+            sweep, arenas, kernel: see :meth:`launch`.
+            fenced: whether the graph has :attr:`~.staged_graph.StagedGraph.fences`.
+        """
+        if not self._may_be_a_graph(sweep, arenas):
+            return None
+
+        def plan() -> tuple[tuple[Action, ...], frozenset[int]]:
+            last = {i: number for number, params in enumerate(self.params_by_launch(whole=True)) for i in params}
+            return self._whole_plan(sweep.table.host), frozenset(last.values())
+
+        return self.graphs.launch(sweep, kernel, arenas, self.store.ring(self.device), plan, fenced)
+
     def _may_be_a_graph(self, sweep: Sweep, arenas: Sequence[Arena]) -> bool:
         """Return whether a graph can be made, and would move nearly what the last plan moves."""
         if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
             return False
         shared = any(arenas[move.arena].lock is not None for move, _ in self.moves[:1])
         return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
-
-    def _launch_graph(self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any) -> bool:
-        plan = functools.partial(self._whole_plan, sweep.table.host)
-        return self.graphs.launch(sweep, kernel, arenas, self.store.ring(self.device), plan)
 
     def _whole_plan(self, table: HostTable) -> tuple[Action, ...]:
         """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""

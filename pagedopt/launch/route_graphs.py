@@ -17,6 +17,8 @@ from ..system.log import log
 from .staged_graph import StagedGraph
 from .sweep import Sweep
 
+#: Actions, and numbers of launches.
+Plan = tuple[Sequence[Action], frozenset[int]]
 #: "calls": staged steps go page by page, each with calls of its own, as on a CPU.
 VARIABLE = "PAGEDOPT_STAGED"
 #: Steps after which the driver is asked again for a graph that it has refused.
@@ -24,52 +26,54 @@ RETRY = 256
 
 
 class RouteGraphs:
-    """The graph of one route.
+    """The graphs of one route: one with fences, for steps that are queued, and one without.
 
     Args:
-        store: of its pages; it counts the graph's bytes, and how long graphs have served.
+        store: of its pages; it counts the graphs' bytes, and for how many steps they have served.
     """
 
-    __slots__ = ("_equal", "_graph", "_patience", "_store_graphs", "_wanted")
+    __slots__ = ("_equal", "_graphs", "_patience", "_store_graphs", "_wanted")
 
     def __init__(self, store: Store) -> None:
-        self._graph: StagedGraph | None = None
+        self._graphs: dict[bool, StagedGraph] = {}
         self._equal, self._wanted = 0, os.environ.get(VARIABLE) != "calls"
         self._patience, self._store_graphs = store.patience, store.graphs
-        if self._patience.served:  # the graph of a route before this one
+        if self._patience.served:  # graphs of a route before this one
             self._patience.lost()
 
     def launch(
-        self, sweep: Sweep, kernel: Any, arenas: Sequence[Arena], ring: Ring, plan: Callable[[], Sequence[Action]]
-    ) -> bool:
-        """Launch the graph, and return True; or launch nothing, and return False.
+        self,
+        sweep: Sweep,
+        kernel: Any,
+        arenas: Sequence[Arena],
+        ring: Ring,
+        plan: Callable[[], Plan],
+        fenced: bool,
+    ) -> StagedGraph | None:
+        """Launch a graph, and return it; or launch nothing, and return None.
 
         Args:
             sweep, kernel, arenas, ring: see :class:`StagedGraph`.
-            plan: returns the actions that move all pages.
+            plan: returns the actions that move all pages, and behind which launches a parameter is done.
+            fenced: whether there are events behind those.
         """
-        if (graph := self._graph) is not None and not graph.fits(kernel, ring):
-            graph = self._graph = None
-            self._equal = 0
+        graph = self._graphs.get(fenced)
+        if graph is not None and not graph.fits(kernel, ring):
+            self._graphs, self._equal, graph = {}, 0, None
             self._patience.lost()
         try:
-            if graph is None and (graph := self._make(sweep, kernel, arenas, ring, plan)) is None:
-                return False
+            if graph is None:
+                self._equal += 1
+                if not self._wanted or self._equal <= self._patience.wait:
+                    return None
+                actions, done = plan()
+                graph = StagedGraph(sweep, actions, arenas, ring, kernel, done if fenced else ())
+                self._graphs[fenced] = graph
+                self._store_graphs.add(graph)
             graph.launch(ring)
         except (CudaError, torch.OutOfMemoryError) as error:
             log.warning("a step whose state passes through slots goes call by call, not as a CUDA graph: %s", error)
-            self._graph, self._equal = None, -RETRY
-            return False
-        self._patience.served += 1
-        return True
-
-    def _make(
-        self, sweep: Sweep, kernel: Any, arenas: Sequence[Arena], ring: Ring, plan: Callable[[], Sequence[Action]]
-    ) -> StagedGraph | None:
-        """Return the graph; None: steps have not repeated for long enough."""
-        self._equal += 1
-        if not self._wanted or self._equal <= self._patience.wait:
+            self._graphs, self._equal = {}, -RETRY
             return None
-        graph = self._graph = StagedGraph(sweep, plan(), arenas, ring, kernel)
-        self._store_graphs.add(graph)
+        self._patience.served += 1
         return graph

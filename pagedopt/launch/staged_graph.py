@@ -76,7 +76,7 @@ class StagedGraph:
         arenas: see :class:`~pagedopt.paging.policy.Move`.
         ring: the slots.
         kernel: the result of :meth:`Sweep.ready`.
-        fenced: the numbers of launches behind which an event is to be recorded.
+        fenced: the numbers of launches behind which an event is to be recorded, the last one among them.
 
     Raises:
         CudaError, torch.OutOfMemoryError: the driver refuses it; nothing has been launched.
@@ -96,14 +96,18 @@ class StagedGraph:
         transport = sweep.transport
         self._at = transport if isinstance(transport, DeviceStep) else TableCopy(self._table, index)
         launches = max(fenced, default=-1) + 1
-        #: For each launch the event behind it, or one that is recorded later.
-        self.fences: list[Event | None] = [Event(index) if i in fenced else None for i in range(launches)]
+        fences = [Event(index) if i in fenced else None for i in range(launches)]
         self._graph = BuiltGraph(index)
         mover = NodeMover(self._graph.nodes, ring, arenas)
         with torch.cuda.device(index):
-            self._kernels = add_staged(self._graph.nodes, mover, actions, kernel, self._table, self._at, self.fences)
+            self._kernels = add_staged(self._graph.nodes, mover, actions, kernel, self._table, self._at, fences)
             self._graph.instantiate(internals.current_stream(index))
         self._copied_bytes = mover.copied_bytes
+        #: For each launch an event that is recorded behind it: at once, or behind the next one that has its own.
+        self.fences: list[Event] = []
+        for fence in reversed(fences):
+            self.fences.append(self.fences[-1] if fence is None else fence)
+        self.fences.reverse()
 
     @property
     def nbytes(self) -> int:

@@ -115,26 +115,29 @@ class QueuedStep:
 
     def __init__(self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event]) -> None:
         self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
-        self._pairs = _pairs(step.updates)  # by launch: parameters that it is the last one for, with their gradients
+        # By launch: parameters that it is the last one for, with their gradients; on a GPU known once it is queued.
+        self._pairs = _pairs(step.updates, [update.rows_by_launch() for update in step.updates]) if side is None else []
         self._pending: list[list[Pending]] = []  # the same, since the step was counted
         self._last: dict[int, int] = {}  # by memory of a parameter: its last launch
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
         self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
-        self._side, self._events = side, events
+        self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
         self._shared: set[int | None] = set()  # memory of several parameters, which may have one version
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas)
+        self._step: PreparedStep | None = step
         if side is not None:
             self._owner = torch.cuda.current_stream(side.device)
 
     def launch(self) -> None:
         """On a GPU, queue all launches; after an error, let the current stream wait for those that were queued."""
-        if self._side is not None and self._launches is not None:
+        step, self._step = self._step, None
+        if self._side is not None and step is not None:
             try:
-                self._launch_on(self._side, self._launches)
+                self._launch_on(self._side, step)
             except BaseException:
                 self.finish()
                 raise
@@ -151,14 +154,29 @@ class QueuedStep:
         self._shared = {memory for memory, count in uses.items() if count > 1}
         self._pairs, self._pending, self._last, self.total = [], pending, last, len(pending)  # all at once, or nothing
 
-    def _launch_on(self, side: torch.cuda.Stream, launches: Generator[None]) -> None:
+    def _launch_on(self, side: torch.cuda.Stream, step: PreparedStep) -> None:
         """Queue all launches on a stream, behind the work of the current stream, each with an event."""
+        arenas, events, rows = step.ready.arenas, list[Event](), []
         side.wait_stream(self._owner)
-        with torch.cuda.stream(side), contextlib.closing(launches):  # to close it brings fetched pages back
-            for number, _ in enumerate(launches):
-                if number == len(self._events):
-                    self._events.append(Event(side.device_index))
-                self._events[number].record(side.cuda_stream)
+        with torch.cuda.stream(side):
+            for update in step.updates:
+                fences = update.launch_graph(arenas)
+                rows.append(update.rows_by_launch(whole=fences is not None))
+                if fences is None:
+                    fences = self._call_by_call(side, update.passes(arenas), len(events))
+                events += fences
+        self._events, self._pairs = events, _pairs(step.updates, rows)
+
+    def _call_by_call(self, side: torch.cuda.Stream, launches: Generator[None], first: int) -> list[Event]:
+        """Queue launches one by one, the first one being number ``first``; return the event behind each."""
+        spare, end = self._events_of_calls, first
+        with contextlib.closing(launches):  # to close it brings fetched pages back
+            for _ in launches:
+                while len(spare) <= end:
+                    spare.append(Event(side.device_index))
+                spare[end].record(side.cuda_stream)
+                end += 1
+        return spare[first:end]
 
     @property
     def on_host(self) -> bool:
@@ -320,13 +338,20 @@ class QueuedStep:
         self._pairs, self._pending, self._state = [], [], []
 
 
-def _pairs(updates: Sequence[Update]) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return, for each launch, the parameters that no later launch updates, with their gradients."""
+def _pairs(
+    updates: Sequence[Update], rows: Sequence[Sequence[Sequence[int]]]
+) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Return, for each launch, the parameters that no later launch updates, with their gradients.
+
+    Args:
+        updates: whose launches they are.
+        rows: for each update, the indices of the parameters of each launch.
+    """
     last, number = dict[int, tuple[int, torch.Tensor, torch.Tensor]](), 0
-    for update in updates:
+    for update, launches in zip(updates, rows, strict=True):
         count = len(update.seen) // 2
-        for rows in update.rows_by_launch():
-            for i in rows:
+        for launch in launches:
+            for i in launch:
                 p, grad = update.tensors[i], update.tensors[count + i]
                 if p is not None and grad is not None:
                     last[id(p)] = number, p, grad

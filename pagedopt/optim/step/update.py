@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from ...launch.route import Route
 from ...launch.sweep import Sweep
 from ...paging.visits import Action
 from ...placements.arena import Arena
+from ...system.cuda.driver import Event
 from ...tables.columns import Tensors
 from ..state.scalar_state import NumberTensors
 from .host_numbers import Count
@@ -62,7 +63,7 @@ class Update(NamedTuple):
                 pass
         self.write_numbers()
 
-    def passes(self, arenas: Sequence[Arena]) -> Iterator[None]:
+    def passes(self, arenas: Sequence[Arena]) -> Generator[None]:
         """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted."""
         if not self.lists.direct:
             self.lists.fill(self.tensors)
@@ -72,11 +73,22 @@ class Update(NamedTuple):
         if not self.lists.direct:
             self.lists.bring_back(self.tensors)
 
-    def rows_by_launch(self) -> list[Sequence[int]]:
-        """Return, for each launch, the indices of the parameters that it updates; some may have no gradient."""
+    def launch_graph(self, arenas: Sequence[Arena]) -> list[Event] | None:
+        """Launch as a graph, and return the event behind each launch; or launch nothing, and return None."""
+        if self.route is None:
+            return None
+        graph = self.route.launch_graph(self.sweep, arenas, self.ready, fenced=True)
+        return None if graph is None else graph.fences
+
+    def rows_by_launch(self, whole: bool = False) -> Sequence[Sequence[int]]:
+        """Return, for each launch, the indices of the parameters that it updates; some may have no gradient.
+
+        Args:
+            whole: of the launches of a graph, which moves all pages.
+        """
         if self.route is None:
             return [range(len(self.seen) // 2)]
-        return self.route.params_by_launch()
+        return self.route.params_by_launch(whole)
 
     def write_numbers(self) -> None:
         """Write numbers that change, as the step count is, and raise version counters."""
