@@ -117,6 +117,15 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
     return Program(capsys)
 
 
+@pytest.fixture(autouse=True)
+def staged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How staged steps go: ``graph`` as they are, ``calls`` if :data:`staged.both_ways` says so."""
+    way: str = getattr(request, "param", "graph")
+    if way == "calls":
+        monkeypatch.setenv("PAGEDOPT_STAGED", way)
+    return way
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
     """A played card, with tables on it."""

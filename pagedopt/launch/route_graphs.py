@@ -57,7 +57,7 @@ class RouteGraphs:
             plan: returns the actions that move all pages, and behind which launches a parameter is done.
             fenced: whether there are events behind those.
         """
-        graph = self._graphs.get(fenced)
+        graph, sweep.begun = self._graphs.get(fenced), False
         if graph is not None and not graph.fits(kernel, ring):
             self._graphs, self._equal, graph = {}, 0, None
             self._patience.lost()
@@ -72,6 +72,8 @@ class RouteGraphs:
                 self._store_graphs.add(graph)
             graph.launch(ring)
         except (CudaError, torch.OutOfMemoryError) as error:
+            if sweep.begun:  # it was launched
+                raise
             log.warning("a step whose state passes through slots goes call by call, not as a CUDA graph: %s", error)
             self._graphs, self._equal = {}, -RETRY
             return None

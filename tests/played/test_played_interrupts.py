@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,10 +16,13 @@ from injector import Outcome, interrupt_at
 from often import MARKS
 from played_runs import Ends, Run, ends_of, play
 from shots import EVERY, NEVER
+from staged import both_ways
 from stand_ins import raising
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from pagedopt.common.patience import Patience
+from pagedopt.launch.staged_graph import StagedGraph
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
 
@@ -27,22 +31,30 @@ pytestmark = [
     *MARKS[not EVERY],
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
 ]
+call_by_call = pytest.mark.parametrize("staged", ["calls"], indirect=True)
 WIDTH = 40
 
 
 class Training:
-    """Of two layers, attached if they are on a card; one step has been taken."""
+    """Of two layers, attached if they are on a card; as many steps have been taken as come before a graph's first."""
 
     def __init__(self, run: Run) -> None:
         torch.default_generator.manual_seed(5)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(run.device)
         self.optimizer = run.adamw(self.model.parameters(), device_budget=0)
+        self.optimizer.store.patience = Patience(1)  # in each round alike
         if run.card is not None:
             self.optimizer.attach(self.model)
         self.batch = run.numbers(4, WIDTH)
         self.step()
         dicts = [self.model.state_dict(), self.optimizer.state_dict()]
         self._saved = tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, dicts)
+        self.begin()
+
+    def begin(self) -> None:
+        """Take the second step, which goes call by call, and the third, which may be a graph's first."""
+        self.step()
+        self.step()
 
     def gradients(self) -> None:
         self.optimizer.zero_grad()
@@ -53,18 +65,19 @@ class Training:
         self.optimizer.step()
 
     def restore(self) -> None:
-        """Begin behind the first step again."""
+        """Go back to the end of the first step, and begin again."""
         self.model.load_state_dict(self._saved[0])
         self.optimizer.load_state_dict(self._saved[1])
+        self.begin()
 
     def prepared(self) -> Callable[[], Any]:
-        """The second step, without the fence that it begins with."""
+        """The fourth step, without the fence that it begins with."""
         self.gradients()
         self.optimizer.wait()
         return self.optimizer.step  # type: ignore[no-any-return]
 
     def go_on(self) -> None:
-        """Read parameters, behind no fence if state is damaged; forget gradients; take steps until there are three."""
+        """Read parameters, behind no fence if state is damaged; forget gradients; take steps until there are five."""
         if not self.optimizer.damaged:
             self.optimizer.wait()
         for p in self.model.parameters():
@@ -72,7 +85,7 @@ class Training:
         self.optimizer.zero_grad()
         if self.optimizer.damaged:
             self.restore()
-        while min(int(entry["step"]) for entry in self.optimizer.state.values()) < 3:
+        while min(int(entry["step"]) for entry in self.optimizer.state.values()) < 5:
             self.step()
 
     def ends(self) -> Ends:
@@ -85,11 +98,11 @@ Round = Callable[[Training, int], object]
 
 
 def play_rounds(monkeypatch: pytest.MonkeyPatch, places: Places, hit: Round, behind: Round) -> None:
-    """On one card, at each place: hit the second step, then nothing is at fault, and the end is that of a CPU.
+    """On one card, at each place: hit the fourth step, then nothing is at fault, and the end is that of a CPU.
 
     Args:
         places: where to hit; called with a training that may be used up.
-        hit: called with a training behind its first step, and the place.
+        hit: called with a training behind its third step, and the place.
         behind: what is done then.
     """
     rounds = 0
@@ -108,6 +121,8 @@ def play_rounds(monkeypatch: pytest.MonkeyPatch, places: Places, hit: Round, beh
             assert not run.card.faults, f"{at}: {run.card.faults}"
             ends += training.ends()
             rounds += 1
+        as_graph = os.environ.get("PAGEDOPT_STAGED") != "calls"
+        assert ("cuGraphLaunch" in run.card.driver.calls) == as_graph
         return ends
 
     play(monkeypatch, act, {})
@@ -123,6 +138,7 @@ def wait_and_go_on(training: Training, _: int) -> None:
     training.go_on()
 
 
+@call_by_call
 def test_an_error_in_the_middle_of_queueing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The current stream has waited for what was queued."""
 
@@ -162,12 +178,14 @@ def interrupts(begin: Begin, *of: Callable[..., Any], before: Sequence[int] = ()
     return places, hit
 
 
+@both_ways
 def test_a_second_interrupt_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first is deferred; behind the second the current stream has waited."""
-    lines = QueuedStep.launch, QueuedStep._launch_on
+    lines = QueuedStep.launch, QueuedStep._launch_on, StagedGraph.launch
     play_rounds(monkeypatch, *interrupts(Training.prepared, *lines, before=[1]), go_on)
 
 
+@call_by_call
 def test_interrupts_while_the_stream_is_made_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error in the middle of queueing: the next fence does it."""
 
@@ -190,6 +208,7 @@ def evaluate(training: Training) -> None:
         training.model(training.batch)
 
 
+@both_ways
 @pytest.mark.parametrize("act", [lambda t: t.optimizer.wait(), evaluate], ids=["wait", "forward"])
 def test_an_interrupt_at_a_fence(monkeypatch: pytest.MonkeyPatch, act: Callable[[Training], object]) -> None:
     """Gradients are not given back too early, and what may be done behind the next forward is not taken for misuse."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from staged import both_ways
 from torch import nn
 
-pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
+pytestmark = [both_ways, pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
 WIDTH = 40
 Between = Callable[[Run, nn.Module, Any], None]
 

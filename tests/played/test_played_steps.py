@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from staged import both_ways
 
+pytestmark = both_ways
 SIZES = (3000, 17, 1500, 4097)
 
 

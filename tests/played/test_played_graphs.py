@@ -1,0 +1,227 @@
+"""Staged steps as graphs of ours, on a played card: when one is made, what it replays, and what a driver may refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from played_driver import Result
+from played_runs import Ends, Order, Run, ends_of, play, some_orders
+from torch import nn
+
+SIZES = (3000, 17, 1500, 4097)
+MANY = (1024,) * 32
+
+
+@contextmanager
+def counted(run: Run) -> Iterator[Counter[str]]:
+    """How often each function of the driver is called in the block."""
+    calls = Counter[str]()
+    if run.card is None:
+        yield calls
+        return
+    first = len(run.card.driver.calls)
+    yield calls
+    calls.update(run.card.driver.calls[first:])
+
+
+def step(run: Run, params: Sequence[torch.nn.Parameter], optimizer: Any, absent: Sequence[int] = ()) -> Counter[str]:
+    run.gradients(params)
+    for i in absent:
+        params[i].grad = None
+    with counted(run) as calls:
+        optimizer.step()
+    return calls
+
+
+def launches(run: Run, calls: Counter[str]) -> int | None:
+    """Of graphs; None on a CPU."""
+    return None if run.card is None else calls["cuGraphLaunch"]
+
+
+@pytest.mark.parametrize("options", [{}, {"state_format": "int8"}, {"fused": True}, {"capturable": True}], ids=str)
+@some_orders
+def test_the_second_step_is_a_graph(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
+    """Learning rates and gradients are other ones in each; from the third on no call is for a page."""
+
+    def act(run: Run) -> Ends:
+        params, seen = run.params((9000, 17, 8000)), []
+        optimizer = run.adamw(params, device_budget=0, **options)
+        for number in range(5):
+            optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)
+            calls = step(run, params, optimizer)
+            if run.card is not None:
+                seen.append((calls["cuGraphLaunch"], calls["cuGraphInstantiate"], calls["cuMemcpy3DAsync"] > 0))
+                if number > 1:
+                    assert sum(calls.values()) < 14, calls
+        assert seen in ([], [(0, 0, True), (1, 1, False), *[(1, 0, False)] * 3])
+        if run.card is not None and not options:
+            assert optimizer.memory_report().graphs >= 8 * 6 * len(params), "the table's words"
+        state = [t for p in params for t in optimizer.state[p].values()]
+        return [t.detach().cpu() for t in (*params, *state)]
+
+    play(monkeypatch, act, order)
+
+
+@some_orders
+def test_gradients_come_and_go(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """One graph serves them all, unless it would move more than a tenth of its pages in vain."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(MANY)
+        optimizer = run.adamw(params, device_budget=0)
+        for absent, graphs in (((), 0), ((), 1), ((3,), 1), ((5, 7), 1), (range(16), 0), (range(31), 0)):
+            calls = step(run, params, optimizer, absent)
+            assert launches(run, calls) in (None, graphs), absent
+        for _ in range(6):  # with counts so different the table has other words
+            calls = step(run, params, optimizer)
+        assert launches(run, calls) in (None, 1)
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
+
+
+def test_a_plan_that_changes_is_not_made_a_graph_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three of four steps; once it stays it is."""
+
+    def act(run: Run) -> Ends:
+        params, made = run.params(SIZES), Counter[str]()
+        optimizer = run.adamw(params, device_budget=0)
+        for number in range(24):
+            if number % 4:
+                optimizer.state[params[0]]["exp_avg"] = optimizer.state[params[0]]["exp_avg"].clone()
+                optimizer.state[params[0]]["exp_avg_sq"] = optimizer.state[params[0]]["exp_avg_sq"].clone()
+            made += step(run, params, optimizer)
+        assert made["cuGraphInstantiate"] <= 1
+        for _ in range(8):
+            made += step(run, params, optimizer)
+        calls = step(run, params, optimizer)
+        assert made["cuGraphInstantiate"] <= 2
+        assert launches(run, calls) in (None, 1)
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, {})
+
+
+@pytest.mark.parametrize("at", [1, 2], ids=["made", "replayed"])
+def test_what_the_driver_refuses_goes_call_by_call(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Each function of graphs in turn: no bit changes, and nothing is damaged."""
+    names = "cuGraphCreate cuGraphAddMemcpyNode cuGraphAddKernelNode cuGraphInstantiate cuGraphUpload cuGraphLaunch"
+
+    def act(run: Run) -> Ends:
+        ends: Ends = []
+        for name in names.split()[0 if at == 1 else -1 :]:
+            params = run.params(SIZES)
+            optimizer = run.adamw(params, device_budget=0)
+            for number in range(4):
+                if run.card is not None:
+                    refused = name if number == at else ""
+                    run.card.driver.before = lambda call, no=refused: (
+                        Result.CUDA_ERROR_OUT_OF_MEMORY if call == no else None
+                    )
+                calls = step(run, params, optimizer)
+                if run.card is not None and number == at:
+                    assert calls[name] == 1
+                    assert calls["cuMemcpy3DAsync"], "it went call by call"
+            assert not optimizer.damaged
+            ends += ends_of(params, optimizer)
+        return ends
+
+    play(monkeypatch, act, {})
+
+
+def test_an_error_behind_the_launch_damages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step may have been taken; it is neither taken again nor counted."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        optimizer = run.adamw(params, device_budget=0)
+        for _ in range(3):
+            step(run, params, optimizer)
+        if run.card is None:
+            step(run, params, optimizer)
+            return [p.detach() for p in params]
+        seen = []
+
+        def before(call: str) -> Any:
+            seen.append(call)
+            behind = call == "cuEventRecord" and "cuGraphLaunch" in seen
+            return Result.CUDA_ERROR_UNKNOWN if behind else None
+
+        run.card.driver.before = before
+        with pytest.raises(RuntimeError, match="cuEventRecord"):
+            step(run, params, optimizer)
+        run.card.driver.before = lambda call: None
+        assert optimizer.damaged
+        run.card.order.wait()
+        return [p.detach().cpu() for p in params]
+
+    play(monkeypatch, act, {})
+
+
+class Watch(nn.Module):
+    """Waits until its input is there, then notes how much is still to be done."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.order, self.seen = run.card and run.card.order, list[int]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.sum().item()
+        if self.order is not None:
+            self.seen.append(sum(map(len, self.order.queues.values())))
+        return x
+
+
+@pytest.mark.parametrize("order", [{"first": (3, 2, 1, 0)}, {"first": (0, 1, 2, 3)}], ids=str)
+def test_a_reader_waits_for_its_page_alone(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """Of a step that is one graph."""
+
+    def act(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        watches = [Watch(run) for _ in range(8)]
+        layers = [each for watch in watches for each in (nn.Linear(40, 40, bias=False), watch)]
+        model = nn.Sequential(*layers).to(run.device)
+        optimizer = run.adamw(model.parameters(), device_budget=0)
+        if run.card is not None:
+            optimizer.attach(model)
+        for _ in range(5):
+            model(run.numbers(4, 40)).square().mean().backward()
+            calls = step(run, [*model.parameters()], optimizer)
+        if run.card is not None:
+            assert (calls["cuGraphLaunch"], calls["cuGraphInstantiate"]) == (1, 0)
+            left = [watch.seen[-1] for watch in watches]
+            assert left == sorted(set(left), reverse=True), "each reader waits for some more"
+            assert left[0] > 4 * left[-1]
+            optimizer.wait()
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, act, order)
+
+
+def test_as_many_graphs_as_are_needed_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a plan that is gone is destroyed."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        optimizer = run.adamw(params, device_budget=0)
+        for budget in (0, "24KiB", 0, "16KiB"):
+            if run.card is not None:
+                optimizer.set_device_budget(budget)
+            for _ in range(8):
+                calls = step(run, params, optimizer)
+            if run.card is not None:
+                assert calls["cuGraphLaunch"] == 1
+                assert len(run.card.driver._executables) == 1
+        ends = ends_of(params, optimizer)
+        if run.card is not None:
+            optimizer.state.clear()
+            del optimizer
+            assert not run.card.driver._executables
+        return ends
+
+    play(monkeypatch, act, {})
