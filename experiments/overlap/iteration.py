@@ -11,10 +11,13 @@ made of medians of other iterations, so it is no floor: a single iteration may t
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -45,6 +48,7 @@ NOTE = "hiding"
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
+CALLS = "on the host, exposed, call by call"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
 #: About 0.2 s, in cycles.
 AHEAD = 400_000_000
@@ -54,7 +58,11 @@ Plan = tuple[str, Load, str, str]
 PLAN: tuple[Plan, ...] = tuple(
     (model, Load(), state, way)
     for model in MODELS
-    for state, ways in (("float32", (FUSED, RESIDENT, EXPOSED, HIDDEN)), ("bfloat16", (EXPOSED, HIDDEN)))
+    for state, ways in (
+        ("float32", (FUSED, RESIDENT, CALLS, EXPOSED, HIDDEN)),
+        ("bfloat16", (EXPOSED, HIDDEN)),
+        ("int8", (CALLS, EXPOSED, HIDDEN)),
+    )
     for way in ways
 )
 
@@ -71,7 +79,8 @@ def rows(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
         about = {"model": model, "load": str(load), "state": state, "way": way}
         with run.attempt(", ".join(about.values())):
             size = SIZES[run.size(MODELS[model], "tiny")]
-            training = Training(run.device, size, load, maker(way, state))
+            with staged("calls" if way == CALLS else "graph"):
+                training = Training(run.device, size, load, maker(way, state))
             if way == HIDDEN:
                 training.optimizer.attach(training.model)
             yield {**about, **timed(run, training), **(of_overlap(training) if way == HIDDEN else {})}
@@ -82,7 +91,14 @@ def maker(way: str, state: str) -> Make:
     """What makes the optimizer of a way."""
     if way == FUSED:
         return partial(torch.optim.AdamW, fused=True)
-    return partial(PagedAdamW, state_format=getattr(torch, state), device_budget=None if way == RESIDENT else 0)
+    return partial(PagedAdamW, state_format=state, device_budget=None if way == RESIDENT else 0)
+
+
+@contextlib.contextmanager
+def staged(way: str) -> Iterator[None]:
+    """A block in which optimizers are made whose staged steps go so: ``graph`` or ``calls``."""
+    with mock.patch.dict(os.environ, PAGEDOPT_STAGED=way):
+        yield
 
 
 def timed(run: Run, training: Training) -> Row:
@@ -128,17 +144,20 @@ def least(times: Callable[[], dict[Tensor, float]]) -> dict[Tensor, float]:
 
 
 def updates(training: Training) -> dict[Tensor, float]:
-    """When the last page of each parameter is updated (µs), with the step alone."""
+    """When the last page of each parameter is updated (µs), with the step alone, call by call: its events have times."""
     training.gradients()
     training.wait()
-    overlap = training.optimizer._overlap
-    before, marks = overlap._events, [Mark(training.device) for _ in overlap._events]
-    overlap._events, begin = marks, Mark(training.device)
+    overlap, optimizer = training.optimizer._overlap, training.optimizer
+    before, graphs = overlap._events, optimizer.store.graphs
+    wanted, graphs.wanted, optimizer._launches = graphs.wanted, False, None
+    count = 2 * sum(arena.layout.pages for arena in optimizer.store.arenas) + 2
+    overlap._events = marks = [Mark(training.device) for _ in range(count)]
+    begin = Mark(training.device)
     training.step()
     queued = overlap.queued
-    training.optimizer.wait()
+    optimizer.wait()
     training.wait()
-    overlap._events = before
+    overlap._events, graphs.wanted, optimizer._launches = before, wanted, None
     return {p: marks[at].since(begin) for p in training.model.parameters() if (at := queued.launch_of(p)) >= 0}
 
 

@@ -63,7 +63,7 @@ class Route:
     _whole_params: tuple[HostTable, list[list[int]]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.graphs = RouteGraphs(self.store)
+        self.graphs = RouteGraphs(self.store.graphs)
 
     @property
     def geometry(self) -> Geometry | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 
 from ..paging.visits import Action
 from ..placements.arena import Arena
+from ..placements.graphs import Graphs
 from ..placements.movers import Ring
-from ..placements.store import Store
 from ..system.cuda.driver import CudaError
 from ..system.log import log
 from .staged_graph import StagedGraph
@@ -19,8 +18,6 @@ from .sweep import Sweep
 
 #: Actions, and numbers of launches.
 Plan = tuple[Sequence[Action], frozenset[int]]
-#: "calls": staged steps go page by page, each with calls of its own, as on a CPU.
-VARIABLE = "PAGEDOPT_STAGED"
 #: Steps after which the driver is asked again for a graph that it has refused.
 RETRY = 256
 
@@ -29,17 +26,16 @@ class RouteGraphs:
     """The graphs of one route: one with fences, for steps that are queued, and one without.
 
     Args:
-        store: of its pages; it counts the graphs' bytes, and for how many steps they have served.
+        known: of the store of its pages.
     """
 
-    __slots__ = ("_equal", "_graphs", "_patience", "_store_graphs", "_wanted")
+    __slots__ = ("_equal", "_graphs", "_known")
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, known: Graphs) -> None:
         self._graphs: dict[bool, StagedGraph] = {}
-        self._equal, self._wanted = 0, os.environ.get(VARIABLE) != "calls"
-        self._patience, self._store_graphs = store.patience, store.graphs
-        if self._patience.served:  # graphs of a route before this one
-            self._patience.lost()
+        self._equal, self._known = 0, known
+        if known.patience.served:  # graphs of a route before this one
+            known.patience.lost()
 
     def launch(
         self,
@@ -60,16 +56,16 @@ class RouteGraphs:
         graph, sweep.begun = self._graphs.get(fenced), False
         if graph is not None and not graph.fits(kernel, ring):
             self._graphs, self._equal, graph = {}, 0, None
-            self._patience.lost()
+            self._known.patience.lost()
         try:
             if graph is None:
                 self._equal += 1
-                if not self._wanted or self._equal <= self._patience.wait:
+                if not self._known.wanted or self._equal <= self._known.patience.wait:
                     return None
                 actions, done = plan()
                 graph = StagedGraph(sweep, actions, arenas, ring, kernel, done if fenced else ())
                 self._graphs[fenced] = graph
-                self._store_graphs.add(graph)
+                self._known.alive.add(graph)
             graph.launch(ring)
         except (CudaError, torch.OutOfMemoryError) as error:
             if sweep.begun:  # it was launched
@@ -77,5 +73,5 @@ class RouteGraphs:
             log.warning("a step whose state passes through slots goes call by call, not as a CUDA graph: %s", error)
             self._graphs, self._equal = {}, -RETRY
             return None
-        self._patience.served += 1
+        self._known.patience.served += 1
         return graph

@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..common.patience import Patience
 from ..paging.budget import NOTHING, Budget
 from ..system import internals
 from ..system.files import host
@@ -21,6 +20,7 @@ from ..tables.shards import like_shard, local
 from . import choose
 from .arena import divide
 from .choose import Arena, HostAccess, Placement
+from .graphs import Graphs
 from .limits import Affords, Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
@@ -30,8 +30,6 @@ from .wanted import Wanted
 
 #: Most bytes of spare room in an arena that is made when others like it are full: more parameters may come.
 SPARE = 4 << 20
-#: Steps that repeat before a graph of them is made, at most; at first it is made in the second.
-MOST_PATIENCE = 64
 
 
 class _View(weakref.ref[torch.UntypedStorage]):
@@ -87,9 +85,7 @@ class Store:
         self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
         self.versions = Versions()
-        #: Graphs of staged steps, with their ``nbytes``, and how many equal steps come before one is made.
-        self.graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.patience = Patience(MOST_PATIENCE)
+        self.graphs = Graphs()
 
     @property
     def budget(self) -> Budget:
@@ -393,7 +389,7 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
             "" if self.budget.everything else str(self.budget),
-            sum(graph.nbytes for graph in self.graphs),
+            self.graphs.nbytes,
         )
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:

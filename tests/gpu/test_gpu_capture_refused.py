@@ -107,11 +107,6 @@ def test_preallocated_state_is_that_of_the_first_step() -> None:
         assert worlds[0][1].memory_report().by_place == worlds[1][1].memory_report().by_place
 
 
-def test_staged_pages_are_refused() -> None:
-    _, optimizer = begun(KINDS["adamw"], placement="mapped", device_budget=0, host_access="staged")
-    refused(optimizer, "staged through device slots cannot be captured yet")
-
-
 def test_a_budget_that_moves_pages_is_refused() -> None:
     _, optimizer = begun(KINDS["adamw"], placement="mapped", device_budget="auto", host_access="in_place")
     refused(optimizer, "device_budget='auto', which moves pages")

@@ -15,6 +15,7 @@ from cuda_errors import assert_clean
 from gpu_support import NEEDED, all_of_the_card_in_the_end
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps
+from staged import call_by_call
 from stand_ins import raising
 
 from pagedopt import PagedAdamW
@@ -22,10 +23,11 @@ from pagedopt.kernels import cuda, source
 from pagedopt.kernels.nvrtc import CompileError
 from pagedopt.placements import store
 from pagedopt.system.cuda import driver
+from pagedopt.system.cuda.copies import Copy
 from pagedopt.transports import pool
 from tests.optim.faults import Scene, Stage, expected
 
-pytestmark = NEEDED
+pytestmark = [*NEEDED, call_by_call]
 
 STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "momentum")]
 #: How many of the copies of a step are hit.
@@ -45,16 +47,20 @@ def set_up(scene: Scene) -> Stage:
 
 
 class Hit:
-    """Stands in for ``driver.copy``: calls ``act`` in the place of copy number ``at``; 0: of none."""
+    """Stands in for ``Copy.queue``: calls ``act`` in the place of copy number ``at``; 0: of none."""
 
     def __init__(self, at: int, act: Callable[[], Any]) -> None:
-        self.at, self.act, self.count, self.copy = at, act, 0, driver.copy
+        self.at, self.act, self.count, self.queue = at, act, 0, Copy.queue
 
-    def __call__(self, *given: Any) -> None:
+    def put_in_place(self, patch: pytest.MonkeyPatch) -> Hit:
+        patch.setattr(Copy, "queue", lambda copy, stream: self(copy, stream))
+        return self
+
+    def __call__(self, copy: Copy, stream: int) -> None:
         self.count += 1
         if self.count == self.at:
             self.act()
-        self.copy(*given)
+        self.queue(copy, stream)
 
 
 def hit_with(
@@ -63,13 +69,13 @@ def hit_with(
     """Act in some of the copies that the operation makes, which raises then; the stage behind each."""
     stage, counting = set_up(scene), Hit(0, lambda: None)
     with patch.context() as here:
-        here.setattr(driver, "copy", counting)
+        counting.put_in_place(here)
         stage.act()
     assert counting.count >= 2, "nothing is staged"
     for at in range(1, counting.count + 1, max(1, counting.count // HITS)):
         stage = Stage(scene)
         with patch.context() as here:
-            here.setattr(driver, "copy", Hit(at, act))
+            Hit(at, act).put_in_place(here)
             with pytest.raises(error, match="says the test" if error is driver.CudaError else None):
                 stage.act()
         assert_clean()

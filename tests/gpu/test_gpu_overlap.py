@@ -20,6 +20,7 @@ from gpu_support import NEEDED
 from injector import Outcome, interrupt_at
 from overlapped import Ended, Loop, agree, equal, run
 from shots import NEVER
+from staged import both_ways
 from stand_ins import raising
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,6 +31,7 @@ from tests.optim.overlapped_joins import JOINS, loop_of
 from tests.optim.overlapped_models import LOOPS, STEPS, clip
 
 pytestmark = [
+    both_ways,
     *NEEDED,
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
@@ -74,7 +76,7 @@ def on_gpu(name: str) -> Loop:
 
 
 def steps(name: str) -> int:
-    return STEPS.get(name, 3)
+    return STEPS.get(name, 3) + 1  # so that the last is a graph
 
 
 @functools.cache

@@ -43,6 +43,8 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "in place": {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"},
     "away, in place": {"placement": "mapped", "device_budget": 0, "host_access": "in_place"},
+    "half, staged": {"placement": "mapped", "device_budget": "50%", "host_access": "staged"},
+    "away, staged": {"placement": "mapped", "device_budget": 0, "host_access": "staged"},
     "memcpy": {"transport": "memcpy"},
     "struct": {"transport": "struct"},
 }

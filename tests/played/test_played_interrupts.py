@@ -16,7 +16,7 @@ from injector import Outcome, interrupt_at
 from often import MARKS
 from played_runs import Ends, Run, ends_of, play
 from shots import EVERY, NEVER
-from staged import both_ways
+from staged import both_ways, call_by_call
 from stand_ins import raising
 from torch import nn
 from torch.utils._pytree import tree_map
@@ -31,7 +31,6 @@ pytestmark = [
     *MARKS[not EVERY],
     pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
 ]
-call_by_call = pytest.mark.parametrize("staged", ["calls"], indirect=True)
 WIDTH = 40
 
 
@@ -42,7 +41,7 @@ class Training:
         torch.default_generator.manual_seed(5)
         self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)).to(run.device)
         self.optimizer = run.adamw(self.model.parameters(), device_budget=0)
-        self.optimizer.store.patience = Patience(1)  # in each round alike
+        self.optimizer.store.graphs.patience = Patience(1)  # in each round alike
         if run.card is not None:
             self.optimizer.attach(self.model)
         self.batch = run.numbers(4, WIDTH)

@@ -1,0 +1,36 @@
+"""What a store knows of the CUDA graphs that its staged steps become."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Protocol
+
+from ..common.patience import Patience
+
+#: "calls": staged steps of optimizers that are made from now on go page by page, each with calls of its own.
+VARIABLE = "PAGEDOPT_STAGED"
+#: Steps that repeat before a graph of them is made, at most; at first it is made in the second.
+MOST_PATIENCE = 64
+
+
+class TakesMemory(Protocol):
+    """A graph."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that it takes."""
+
+
+class Graphs:
+    """Whether there may be graphs, how long steps must repeat before, and those that live."""
+
+    def __init__(self) -> None:
+        self.wanted = os.environ.get(VARIABLE) != "calls"
+        self.patience = Patience(MOST_PATIENCE)
+        self.alive: weakref.WeakSet[TakesMemory] = weakref.WeakSet()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that they take."""
+        return sum(graph.nbytes for graph in self.alive)
