@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..paging.pages import Width
 from .arena import Arena
 
 
@@ -48,9 +49,17 @@ def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, 
         if expected != [s.data_ptr() for s in states]:
             continue
         numel = int(layout.numels[index])
-        if all(s.nbytes == math.ceil(numel * size) for s, size in zip(states, layout.itemsizes, strict=True)):
+        if all(
+            _is_whole(s.nbytes, numel, size, layout.block) for s, size in zip(states, layout.itemsizes, strict=True)
+        ):
             return number, index
     return None
+
+
+def _is_whole(nbytes: int, numel: int, size: Width, block: int) -> bool:
+    """Return whether so many bytes are a section's part for ``numel`` elements, of which some may share an entry."""
+    most = -(-numel // block) * block if size.denominator > 1 else numel
+    return math.ceil(numel * size) <= nbytes <= most * size
 
 
 def joined(locks: dict[int, AbstractContextManager[object]]) -> AbstractContextManager[object]:

@@ -31,7 +31,7 @@ class Stream:
 
     order: Order  # of the card that is played now
 
-    def __init__(self, device: Any = None, handle: int | None = None) -> None:
+    def __init__(self, device: Any = None, priority: int = 0, handle: int | None = None) -> None:
         self.cuda_stream = self.order.stream() if handle is None else handle
         self.device, self.device_index = CUDA, 0
 

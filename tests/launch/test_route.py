@@ -119,6 +119,18 @@ def test_the_plan_of_a_step_leaves_pages_without_gradients_where_they_are() -> N
     assert route.plan(table) == every
 
 
+@pytest.mark.parametrize("ragged", [4800, 4097, 5000])
+def test_sizes_that_end_within_an_entry_pass_through_slots(ragged: int) -> None:
+    """256 elements share a scale: state of 4,800 has 19 of them, and not 18.75."""
+    params = [torch.nn.Parameter(torch.randn(n)) for n in (300_000, ragged, 70_000)]
+    optimizer = PagedAdamW(params, placement=SmallPages, device_budget=0, state_format="int8", **ADAMW)
+    step_with(params, optimizer, 0)
+    route = route_of(optimizer)
+    assert route is not None
+    assert set(route.rows.tensor.tolist()) == {0, 1, 2}
+    assert route.at_hand == 0
+
+
 def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
     """Else the update of the other half would be lost when its page comes back from its visit."""
     params, opt = stepped(2)

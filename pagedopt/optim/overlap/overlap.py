@@ -334,7 +334,8 @@ def _side(device: torch.device) -> torch.cuda.Stream | None:
     if device.type == "cpu":
         return None
     if device not in _sides:
-        _sides[device] = torch.cuda.Stream(device)
+        # Of high priority: it shares no hardware queue with the stream of the model, which would else come behind it.
+        _sides[device] = torch.cuda.Stream(device, priority=-1)
     return _sides[device]
 
 
