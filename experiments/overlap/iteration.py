@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import cast
 from unittest import mock
 
 import torch
@@ -42,6 +43,7 @@ from experiments.lab import (
 )
 from experiments.works.training import Load, Make, Mark, Training
 from pagedopt import PagedAdamW
+from pagedopt.formats.floating import StateFormat
 from pagedopt.planning.sizes import SIZES
 
 NOTE = "hiding"
@@ -91,7 +93,7 @@ def maker(way: str, state: str) -> Make:
     """What makes the optimizer of a way."""
     if way == FUSED:
         return partial(torch.optim.AdamW, fused=True)
-    return partial(PagedAdamW, state_format=state, device_budget=None if way == RESIDENT else 0)
+    return partial(PagedAdamW, state_format=cast(StateFormat, state), device_budget=None if way == RESIDENT else 0)
 
 
 @contextlib.contextmanager
@@ -144,7 +146,7 @@ def least(times: Callable[[], dict[Tensor, float]]) -> dict[Tensor, float]:
 
 
 def updates(training: Training) -> dict[Tensor, float]:
-    """When the last page of each parameter is updated (µs), with the step alone, call by call: its events have times."""
+    """When the last page of each parameter is updated (µs), with the step alone; call by call, to time its events."""
     training.gradients()
     training.wait()
     overlap, optimizer = training.optimizer._overlap, training.optimizer

@@ -60,7 +60,9 @@ def add_staged(
             mover.launched(kernel.add_to(nodes, argument, last - first, mover.next_launch_behind))
             count += 1
         if waiting and (fence := waiting.pop()) is not None:
-            nodes.record(fence, mover.next_launch_behind)
+            # In line: a node that others did not follow would be a branch, for which the driver takes a queue that the
+            # model's stream may be in, too.
+            mover.launched(nodes.record(fence, mover.next_launch_behind))
 
     for _ in passes(actions, launch, mover):
         pass
