@@ -47,6 +47,7 @@ def launches(run: Run, calls: Counter[str]) -> int | None:
 @some_orders
 def test_the_second_step_is_a_graph(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
     """Learning rates and gradients are other ones in each; from the third on no call is for a page."""
+    graphs = 2 if "state_format" in options else 1  # beside state in 8 bits that of small parameters is in 32
 
     def act(run: Run) -> Ends:
         params, seen = run.params((9000, 17, 8000)), []
@@ -57,8 +58,8 @@ def test_the_second_step_is_a_graph(monkeypatch: pytest.MonkeyPatch, options: di
             if run.card is not None:
                 seen.append((calls["cuGraphLaunch"], calls["cuGraphInstantiate"], calls["cuMemcpy3DAsync"] > 0))
                 if number > 1:
-                    assert sum(calls.values()) < 14, calls
-        assert seen in ([], [(0, 0, True), (1, 1, False), *[(1, 0, False)] * 3])
+                    assert sum(calls.values()) < 14 * graphs, calls
+        assert seen in ([], [(0, 0, True), (graphs, graphs, False), *[(graphs, 0, False)] * 3])
         if run.card is not None and not options:
             assert optimizer.memory_report().graphs >= 8 * 6 * len(params), "the table's words"
         state = [t for p in params for t in optimizer.state[p].values()]
