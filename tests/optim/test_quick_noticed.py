@@ -10,7 +10,7 @@ import torch
 from edits import give, parameters
 from edits_check import World
 from optim_support import ADAMW
-from quick_twins import Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
+from quick_twins import Rooted, Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
@@ -167,6 +167,23 @@ def test_numbers_that_are_no_longer_right_raise_nothing(edit: str) -> None:
         STALE[edit](optimizer, params)
         optimizer.step()
         both.append(World(optimizer, params))
+    same(*both)
+
+
+@pytest.mark.parametrize("cls", [Warm, Rooted])
+def test_numbers_that_cannot_be_raise_what_the_long_way_raises(cls: type[Warm]) -> None:
+    """A division by zero, and the root of a negative number, which Python returns."""
+    both, errors = [], []
+    for python in (False, True):
+        params = parameters()
+        optimizer = cls(params)
+        if python:
+            python_s(optimizer)
+        with pytest.raises((ArithmeticError, RuntimeError)) as caught:
+            train(optimizer, params, lambda *_: None, steps=9)
+        errors.append((caught.type, str(caught.value)))
+        both.append(World(optimizer, params))
+    assert errors[0] == errors[1]
     same(*both)
 
 
