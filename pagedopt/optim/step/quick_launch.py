@@ -46,13 +46,14 @@ class QuickNumbers:
 
     __slots__ = (
         "_compute", "_counts", "_first", "_groups", "_host", "_known", "_launch", "_numbers", "_pattern", "_present",
-        "_scalars", "_step", "_table", "_takes_step", "reads",
+        "_rows_stamp", "_scalars", "_step", "_table", "_takes_step", "reads",
     )  # fmt: skip
 
     def __init__(self, launch: QuickLaunch, first: int, present: npt.NDArray[np.int64] | None) -> None:
         self._launch, self._first, self._present, self._numbers = launch, first, present, launch.numbers
         self._table, rule = launch.bucket.sweep.table, launch.bucket.sweep.rule
         self._host, self._counts = self._table.host, launch.numbers.states
+        self._rows_stamp = self._host.rows_stamp
         # What Rule.uniforms() does besides: groups give floats alone here, and the table makes floats of the results.
         self._compute, self._takes_step = rule.program.on_numbers, "step" in rule.scalars
         self._pattern, self._groups = launch.numbers.pattern, launch.numbers.groups_of_sets
@@ -81,18 +82,22 @@ class QuickNumbers:
         self._step, self.reads = None, bool(self._counts)
 
     def prepare(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> bool:
-        """Put the numbers of the next step into table and record; return False if another table would be needed."""
+        """Put the numbers of the next step into table and record; return False if these cannot be used any more."""
+        if self._host.rows_stamp != self._rows_stamp:  # a step the long way may have written rows
+            return False
         if self._numbers.pattern is not self._pattern:  # in a step the long way
             self._pattern, self._groups = self._numbers.pattern, self._numbers.groups_of_sets
             self.forget_groups()
             self.forget_counts()
         if self._groups is None or not self._prepare_alike(optimizer, record):
             self._prepare_each(optimizer, record, ahead)
+        self._rows_stamp = self._host.rows_stamp  # of rows that may be in other sets now
         return self._table.host is self._host
 
-    def done(self) -> None:
-        """Note that the step was taken."""
-        if self._step is not None:
+    def looked(self, taken: bool) -> None:
+        """Note that a look has come to its end, and whether the step was taken."""
+        self._rows_stamp = self._host.rows_stamp
+        if taken and self._step is not None:
             self._step += 1.0
 
     def _prepare_alike(self, optimizer: RuleOptimizer, record: Record) -> bool:
