@@ -135,8 +135,8 @@ class QuickStep:
         if (self._asks or not self._groups_hold) and not self._known.objects.same_rules(optimizer):
             return words.ANEW
         self._groups_hold = True
-        # If groups have changed before the last step they will have now; else the look finds out.
-        if self._groups_change and not self._follow_groups(optimizer):
+        # Values that have changed before the last step will have now; of others the look finds out.
+        if self._groups_change and not self._take_values(optimizer, self._record.take_again):
             return words.ANEW
         return self._prepare_numbers(optimizer)
 
@@ -145,23 +145,22 @@ class QuickStep:
         if why == words.COUNTS_DIFFER:
             for each in self._numbers:
                 each.forget_counts()
-        elif not self._follow_groups(optimizer):
-            return words.ANEW
+        else:
+            found = self._record.compare_groups(optimizer.param_groups)
+            if found == words.OTHER_ITEMS or not self._take_values(optimizer, self._record.take_groups):
+                return words.ANEW
         return self._prepare_numbers(optimizer)
 
-    def _follow_groups(self, optimizer: RuleOptimizer) -> bool:
-        """Take the values that groups have now; return False if only a step prepared anew can."""
-        record, groups = self._record, optimizer.param_groups
-        found = record.compare_groups(groups)
-        self._groups_change = found == words.OTHER_VALUES
-        if self._groups_change:
-            self._groups_hold = False
-            if (changed := record.take_groups(groups)) is None:
-                return False
-            for each in self._numbers:
-                each.take_values(changed)
-            self._groups_hold = self._known.objects.same_rules(optimizer)
-        return found != words.OTHER_ITEMS and self._groups_hold
+    def _take_values(self, optimizer: RuleOptimizer, take: Callable[[Any], list[tuple[int, str, Any]] | None]) -> bool:
+        """Take new values of groups; return False if only a step prepared anew can."""
+        self._groups_hold = False
+        if (changed := take(optimizer.param_groups)) is None:
+            return False
+        self._groups_change = bool(changed)
+        for each in self._numbers:
+            each.take_values(changed)
+        self._groups_hold = not changed or self._known.objects.same_rules(optimizer)
+        return self._groups_hold
 
     def _prepare_numbers(self, optimizer: RuleOptimizer) -> int:
         ahead: Ahead = {}
