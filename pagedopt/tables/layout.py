@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from array import array
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,8 +122,8 @@ class HostTable:
     """
 
     __slots__ = (
-        "__weakref__", "_bytes", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks", "row_words", "rows_at",
-        "rows_end", "rows_stamp", "scalars", "stamp", "walk", "words",
+        "__weakref__", "_bytes", "_first", "_set", "_sizes", "chunk_words", "geometry", "lists", "lists_chunks",
+        "row_words", "rows_at", "rows_end", "rows_stamp", "scalars", "stamp", "walk", "words",
     )  # fmt: skip
 
     def __init__(
@@ -142,7 +142,8 @@ class HostTable:
         self.lists_chunks = bool(((sizes < 1) | (sizes > self.geometry.chunk_numel)).any())
         plan = chunks(sizes, self.geometry.chunk_numel).view(np.int64).reshape(-1, 2)
         self.words: Words = np.zeros(self.rows_end + (plan.size if self.lists_chunks else 0), np.uint64)
-        self._bytes = self.words.data.cast("B")
+        self._bytes, self._set = self.words.data.cast("B"), _doubles(uniforms)
+        self._first = self._bytes[: self._set.size]
         self.scalars = self.words[: self.rows_at].view(np.float64).reshape(sets, uniforms)
         self.row_words = self.words[self.rows_at : self.rows_end].view(np.int64).reshape(-1, lists + 2)
         self.row_words[:, lists] = sizes
@@ -159,15 +160,22 @@ class HostTable:
         return _table_with, (self.words, self.lists, self._sizes, uniforms, sets, self.geometry)
 
     def set_scalars(self, values: Sequence[Sequence[float]] | npt.NDArray[np.float64]) -> None:
-        """Write the first ``len(values)`` sets of hyperparameters, if they differ."""
-        if isinstance(values, np.ndarray):
-            new = values.tobytes()
-        elif len(values) == 1:
-            new = array("d", values[0]).tobytes()  # in a third of np.array's time
-        else:
-            new = array("d", itertools.chain.from_iterable(values)).tobytes()
-        if self._bytes[: len(new)] != new:
-            self._bytes[: len(new)] = new
+        """Write the first ``len(values)`` sets of hyperparameters, if they differ.
+
+        Raises:
+            TypeError: one is no number, or a set has too few or too many.
+        """
+        try:
+            if isinstance(values, np.ndarray):
+                new = values.tobytes()
+            else:
+                pack = self._set.pack
+                new = pack(*values[0]) if len(values) == 1 else b"".join([pack(*each) for each in values])
+        except struct.error as error:
+            raise TypeError(f"a set has {self._set.size // WORD} hyperparameters: {error}") from None
+        cells = self._first if len(new) == len(self._first) else self._bytes[: len(new)]
+        if cells.tobytes() != new:  # a memoryview would compare byte by byte
+            cells[:] = new
             self.stamp += 1
 
     @property
@@ -231,6 +239,12 @@ class HostTable:
         """Return the span of the chunks of each range (first, last + 1) of rows."""
         bounds = np.searchsorted(np.ascontiguousarray(self.chunks["row"]), np.asarray(rows, np.int64))
         return [(first, last) for first, last in bounds.tolist()]
+
+
+@functools.cache
+def _doubles(count: int) -> struct.Struct:
+    """Return what packs so many doubles, in a quarter of an array's time; cached: all tables of a rule share it."""
+    return struct.Struct(f"{count}d")
 
 
 def _table_with(words: Words, *arguments: Any) -> HostTable:

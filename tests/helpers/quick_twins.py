@@ -121,8 +121,18 @@ def warm(param: Any, grad: Any, *, lr: Any, total: Any, step: Any) -> Any:
     return param
 
 
+@pagedopt.rule
+def rooted(param: Any, grad: Any, *, lr: Any, total: Any, step: Any) -> Any:
+    param = param - lr * (total - step) ** 0.5 * grad
+    return param
+
+
 class Warm(PagedOptimizer):
     rule = warm
 
     def __init__(self, params: Any, lr: float = 0.1, total: float = 8.0, **options: Any) -> None:
         super().__init__(params, {"lr": lr, "total": total}, **options)
+
+
+class Rooted(Warm):
+    rule = rooted

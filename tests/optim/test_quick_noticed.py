@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, UserDict, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from edits import give, parameters
+from edits import give, groups_of, parameters
 from edits_check import World
 from optim_support import ADAMW
-from quick_twins import Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
+from quick_twins import Rooted, Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
+from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
@@ -146,6 +148,89 @@ def test_counts_whose_memory_goes_are_not_read() -> None:
     assert [optimizer.state[p]["step"].item() for p in params] == [6 + i for i in range(len(params))]
 
 
+WRITES: dict[str, Callable[[list[Any]], object]] = {
+    "one": lambda counts: counts[1].fill_(17),
+    "all": lambda counts: [count.add_(2) for count in counts],
+    "all to zero": lambda counts: [count.zero_() for count in counts],
+    "the last, through NumPy": lambda counts: counts[-1].numpy().fill(40),  # which raises no version
+    "what is no number": lambda counts: counts[0].fill_(float("nan")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("write", WRITES)
+def test_counts_that_somebody_writes_are_read(write: str, dtype: torch.dtype) -> None:
+    both = []
+    for python in (False, True):
+        params = parameters()
+        with default_dtype(dtype):
+            optimizer = PagedAdamW(groups_of(params), **ADAMW)
+            train(optimizer, params, lambda *_: None, steps=1)
+        if python:
+            python_s(optimizer)
+        for _ in range(2):
+            train(optimizer, params, lambda *_: None, steps=6)
+            assert python or is_quick(optimizer)
+            WRITES[write]([entry["step"] for entry in optimizer.state.values()])
+        train(optimizer, params, lambda *_: None, steps=3)
+        assert {entry["step"].dtype for entry in optimizer.state.values()} == {dtype}
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+def of_its_own(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], None]:
+    """Replace each entry of state by another with the same tensors."""
+
+    def act(optimizer: Any) -> None:
+        for p, entry in list(optimizer.state.items()):
+            optimizer.state[p] = change(dict(entry))
+
+    return act
+
+
+def count_last(entry: dict[str, Any]) -> Any:
+    found = OrderedDict(entry)
+    found.move_to_end("step")
+    return found
+
+
+class Getting(dict[str, Any]):
+    """A dict whose items Python code gets."""
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(key)
+
+
+OTHER_DICTS: dict[str, tuple[Callable[[Any], object], bool]] = {
+    "OrderedDict": (of_its_own(OrderedDict), True),
+    "OrderedDict in another order": (of_its_own(count_last), True),
+    "defaultdict": (of_its_own(lambda entry: defaultdict(dict, entry)), True),
+    "Python code": (of_its_own(Getting), True),
+    "no dict": (of_its_own(UserDict), False),
+    "state": (lambda optimizer: setattr(optimizer, "state", OrderedDict(optimizer.state)), True),
+}
+
+
+@pytest.mark.parametrize("what", OTHER_DICTS)
+@pytest.mark.parametrize("count", [2, 6])
+def test_state_in_dicts_of_other_classes(what: str, count: int) -> None:
+    act, is_one_call = OTHER_DICTS[what]
+    both = []
+    for python in (False, True):
+        params = parameters()[:count]
+        optimizer = PagedAdamW(params, **ADAMW)
+        if python:
+            python_s(optimizer)
+        taken = train(optimizer, params, lambda *_: None)
+        assert python or taken >= 4
+        for _ in range(2):
+            act(optimizer)
+            taken = train(optimizer, params, lambda *_: None)
+            assert python or (taken >= 4) == is_one_call
+        both.append(World(optimizer, params))
+    same(*both)
+
+
 STALE: dict[str, Callable[[Any, list[Parameter]], object]] = {
     "groups": lambda optimizer, _: optimizer.param_groups[0].update(total=16.0),
     "counts": lambda optimizer, _: [entry["step"].zero_() for entry in optimizer.state.values()],
@@ -167,6 +252,23 @@ def test_numbers_that_are_no_longer_right_raise_nothing(edit: str) -> None:
         STALE[edit](optimizer, params)
         optimizer.step()
         both.append(World(optimizer, params))
+    same(*both)
+
+
+@pytest.mark.parametrize("cls", [Warm, Rooted])
+def test_numbers_that_cannot_be_raise_what_the_long_way_raises(cls: type[Warm]) -> None:
+    """A division by zero, and the root of a negative number, which Python returns."""
+    both, errors = [], []
+    for python in (False, True):
+        params = parameters()
+        optimizer = cls(params)
+        if python:
+            python_s(optimizer)
+        with pytest.raises((ArithmeticError, RuntimeError)) as caught:
+            train(optimizer, params, lambda *_: None, steps=9)
+        errors.append((caught.type, str(caught.value)))
+        both.append(World(optimizer, params))
+    assert errors[0] == errors[1]
     same(*both)
 
 

@@ -159,6 +159,31 @@ def test_values_of_groups_that_are_new_in_each_step(what: str, groups: int, devi
     assert (taken >= 3) == is_one_call
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_values_of_groups_that_change_now_and_then(seed: int) -> None:
+    """Those that were new in the last step are taken before the look, others once it has found them."""
+    both = []
+    for python in (False, True):
+        chance, params = random.Random(seed), parameters()
+        optimizer = PagedAdamW(groups_of(params), **ADAMW)
+        if python:
+            python_s(optimizer)
+
+        def act(optimizer: Any, step: int, chance: random.Random = chance) -> None:
+            for group in optimizer.param_groups:
+                if chance.random() < 0.5:
+                    group["lr"] = chance.random()
+                if chance.random() < 0.2:
+                    group["weight_decay"] = chance.choice([0.25, 1, True, np.float32(0.1)])
+                if chance.random() < 0.1:
+                    group["maximize"] = not group["maximize"]
+
+        taken = train(optimizer, params, act, steps=40)
+        assert python or taken >= 30
+        both.append(World(optimizer, params))
+    same(*both)
+
+
 def mixed(device: str) -> list[Parameter]:
     shapes = [(7,), (3, 5), (), (0,), (64, 3), (2, 2, 2)]
     dtypes = [torch.float32, torch.bfloat16, torch.float32, torch.float32, torch.float64, torch.float16]

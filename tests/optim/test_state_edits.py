@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cache_support import in_child
 from edits import STATE_EDITS, Edit, each_entry, groups_of, moments, parameters, steps
 from edits_check import LENIENT, PLACEMENTS, World, assert_same, edits_for, parametrized, run, same_outcome, worlds
 from often import long_but
@@ -209,6 +210,31 @@ def test_a_moment_without_memory_is_refused(placement: str) -> None:
     entry["exp_avg"].untyped_storage().resize_(0)
     assert isinstance(ours.attempt(1, 3), (RuntimeError, ValueError))
     assert same(start, ours.params)
+
+
+@pytest.mark.parametrize("nbytes", [0, 8])
+@pytest.mark.parametrize("taken", [1, 5], ids=["once", "again and again"])
+def test_a_step_count_without_memory_is_refused(taken: int, nbytes: int) -> None:
+    """In a child: torch's own step ends the process."""
+
+    def work() -> tuple[str, bool]:
+        params = parameters()
+        optimizer = PagedAdamW(params)
+        steps(optimizer, params, 1)
+        counts = torch.ones(1000)
+        for i, p in enumerate(params):
+            optimizer.state[p]["step"] = counts[500 + i]
+        steps(optimizer, params, taken, first=1)
+        start = [p.detach().clone() for p in params]
+        counts.untyped_storage().resize_(nbytes)
+        with pytest.raises(RuntimeError) as caught:
+            steps(optimizer, params, 1, first=9)
+        return str(caught.value), same(start, params)
+
+    text, stays = in_child(work)
+    assert text.startswith("state 'step' of parameter 0 of shape ")
+    assert text.endswith(" has no memory for all of it: its storage was freed or resized")
+    assert stays
 
 
 def test_the_warning_names_the_line_that_made_the_step() -> None:

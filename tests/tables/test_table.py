@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -163,6 +165,24 @@ def test_stamps_say_what_changed() -> None:
     table.set_scalars([[1.0, float("nan")]])
     table.set_scalars([[1.0, float("nan")]])
     assert table.stamp == before + 1
+
+
+def test_the_sign_of_a_zero_is_a_change() -> None:
+    table = HostTable(2, [10], uniforms=1)
+    table.set_scalars([[-0.0]])
+    assert table.stamp == 1
+    table.set_scalars([[0.0]])
+    assert table.stamp == 2
+    assert table.scalars.tobytes() == bytes(8)
+
+
+@pytest.mark.parametrize("values", [["1.0"], [1j], [1.0, 2.0], []])
+@pytest.mark.parametrize("sets", [1, 2])
+def test_scalars_that_are_no_set_of_numbers_are_refused(values: list[Any], sets: int) -> None:
+    table = HostTable(1, [10], uniforms=1, sets=2)
+    with pytest.raises(TypeError):
+        table.set_scalars([values] * sets)
+    assert table.stamp == 0
 
 
 def test_fewer_sets_than_the_table_holds_leave_the_others() -> None:

@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import chain
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from .bucket import Bucket
 from .members import Member, Members, interned
 
 _params, _grad = itemgetter("params"), attrgetter("grad")
-_own_format = methodcaller("get", "state_format")
 #: Takes some items of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
@@ -95,11 +94,15 @@ class KnownObjects:
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
         """Return whether state is alive, and groups ask for the same rules and formats."""
-        groups = optimizer.param_groups
-        if self._dead or (*map(optimizer.rule_of, groups),) != self._rules:
+        groups, rules = optimizer.param_groups, self._rules
+        if self._dead or len(groups) != len(rules):
             return False
+        asked = optimizer.state_format is not None or any(self._formats)
+        for i, group in enumerate(groups):
+            if optimizer.rule_of(group) is not rules[i]:
+                return False
+            asked = asked or bool(group.get("state_format"))
         # Where no format was or is asked for, nothing is called.
-        asked = optimizer.state_format is not None or any(self._formats) or any(map(_own_format, groups))
         return not asked or (*map(optimizer.formats_depend_on, groups),) == self._formats
 
     @property

@@ -46,11 +46,12 @@ class HostNumbers:
         sweep: the launch.
 
     Attributes:
+        pattern: which rows of the table share hyperparameters; it is another object once that has changed.
         takes_tensors: whether :meth:`prepare` needs the tensors of numbers, and not only their addresses.
     """
 
     __slots__ = (
-        "_carried", "_groups", "_pattern", "_rule", "_scalars", "_seeded", "_states", "_table", "takes_tensors"
+        "_carried", "_groups", "_rule", "_scalars", "_seeded", "_states", "_table", "pattern", "takes_tensors"
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
@@ -59,7 +60,7 @@ class HostNumbers:
         self._scalars, self._carried = self._rule.scalars, self._rule.carried
         self._groups = groups_of(members)
         self._states = number_states(optimizer, members, shared)
-        self._pattern: Pattern | None = None
+        self.pattern: Pattern | None = None
         self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
 
     @property
@@ -68,14 +69,9 @@ class HostNumbers:
         return tuple([state for _, state, _ in self._states])
 
     @property
-    def pattern(self) -> Pattern | None:
-        """Which rows of the table share hyperparameters; it is another object once that has changed."""
-        return self._pattern
-
-    @property
     def groups_of_sets(self) -> tuple[int, ...] | None:
         """The group of each set of hyperparameters; None: rows of a group differ, or rules, seeds or tensors decide."""
-        pattern = self._pattern
+        pattern = self.pattern
         counts = [state for _, state, _ in self._states]
         if pattern is None or self._carried or self._seeded or [*map(type, counts)] not in ([], [StepCounts]):
             return None
@@ -96,7 +92,7 @@ class HostNumbers:
             ahead: see :meth:`ScalarState.read`.
             known: see :func:`uniforms_of`; None: nothing is known.
         """
-        absent, pattern = self._table.absent, self._pattern
+        absent, pattern = self._table.absent, self.pattern
         own, counts = {}, {}
         for name, each, where in self._states:
             mine = numbers[where]
@@ -130,12 +126,12 @@ class HostNumbers:
 
     def _find_pattern(self, absent: list[int], own: Mapping[str, Values | float]) -> Pattern:
         """Find which rows share hyperparameters, and write that into the table."""
-        self._pattern = None  # until the table has the new one: if we fail before, the next step tries again
+        self.pattern = None  # until the table has the new one: if we fail before, the next step tries again
         pattern, table = find_pattern(self._groups, absent, own), self._table
         if pattern.used > len(table.host.scalars):  # parameters have begun to differ in their own hyperparameters
             table.make_room(min(2 * pattern.used, len(self._groups)))
         table.assign_sets(pattern.sets)
-        self._pattern = pattern
+        self.pattern = pattern
         return pattern
 
 

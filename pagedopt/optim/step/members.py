@@ -317,6 +317,8 @@ def _check_number(member: Member, name: str) -> None:
         raise RuntimeError(f"state {name!r} of {_named(member)} is {_words(value)}; it must be a tensor of one number")
     if value.is_meta:  # torch raises one or the other here, by what of it is loaded
         raise NotImplementedError(f"state {name!r} of {_named(member)} is on meta, and has no value")
+    if found := misfit(value, value.shape):  # the host reads it where it lies: without memory that ends the process
+        raise RuntimeError(f"state {name!r} of {_named(member)} {found.why}")
 
 
 def _move_number(optimizer: RuleOptimizer, member: Member, name: str) -> None:

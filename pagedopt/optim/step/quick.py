@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from ..state.scalar_state import Ahead
 from .launches import Launches
 from .quick_launch import QuickLaunch, QuickNumbers, quick_launch
 
-_rows_stamp = attrgetter("rows_stamp")
 #: What groups, rules and numbers raise.
 _OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
 #: The list of gradients in a pointer table.
@@ -51,8 +49,8 @@ class QuickStep:
     """
 
     __slots__ = (
-        "_asks", "_format_of", "_groups_change", "_groups_hold", "_hosts", "_index", "_known", "_launches", "_numbers",
-        "_on_cpu", "_options", "_process", "_record", "_rule", "_rule_of", "_stamps", "_threads",
+        "_asks", "_forks", "_format_of", "_groups_change", "_groups_hold", "_index", "_known", "_launches",
+        "_numbers", "_on_cpu", "_options", "_record", "_rule", "_rule_of", "_tables", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -67,14 +65,13 @@ class QuickStep:
         self._on_cpu, self._threads = launches[0].team is not None, torch.get_num_threads()
         self._index = launches[0].bucket.sweep.device.index
         self._groups_change, self._groups_hold = False, True
-        self._options, self._process = (optimizer.state_format, optimizer.rounding), os.getpid()
+        self._options, self._forks = (optimizer.state_format, optimizer.rounding), _forks
         self._rule_of, self._rule = getattr(optimizer.rule_of, "__func__", None), getattr(optimizer, "rule", None)
         self._format_of = getattr(optimizer.state_format_of, "__func__", None)
         depends = not getattr(self._rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
         self._asks = depends or mapping or self._format_of is not RuleOptimizer.state_format_of
-        self._hosts = tuple([launch.bucket.sweep.table.host for launch in launches])
-        self._stamps = (*map(_rows_stamp, self._hosts),)
+        self._tables = tuple([launch.bucket.sweep.table for launch in launches])
 
     @classmethod
     def of(cls, optimizer: RuleOptimizer, known: Launches, look: Look) -> QuickStep | None:
@@ -138,8 +135,8 @@ class QuickStep:
         if (self._asks or not self._groups_hold) and not self._known.objects.same_rules(optimizer):
             return words.ANEW
         self._groups_hold = True
-        # If groups have changed before the last step they will have now; else the look finds out.
-        if self._groups_change and not self._follow_groups(optimizer):
+        # Values that have changed before the last step will have now; of others the look finds out.
+        if self._groups_change and not self._take_values(optimizer, self._record.take_again):
             return words.ANEW
         return self._prepare_numbers(optimizer)
 
@@ -148,23 +145,22 @@ class QuickStep:
         if why == words.COUNTS_DIFFER:
             for each in self._numbers:
                 each.forget_counts()
-        elif not self._follow_groups(optimizer):
-            return words.ANEW
+        else:
+            found = self._record.compare_groups(optimizer.param_groups)
+            if found == words.OTHER_ITEMS or not self._take_values(optimizer, self._record.take_groups):
+                return words.ANEW
         return self._prepare_numbers(optimizer)
 
-    def _follow_groups(self, optimizer: RuleOptimizer) -> bool:
-        """Take the values that groups have now; return False if only a step prepared anew can."""
-        record, groups = self._record, optimizer.param_groups
-        found = record.compare_groups(groups)
-        self._groups_change = found == words.OTHER_VALUES
-        if self._groups_change:
-            self._groups_hold = False
-            if (changed := record.take_groups(groups)) is None:
-                return False
-            for each in self._numbers:
-                each.take_values(changed)
-            self._groups_hold = self._known.objects.same_rules(optimizer)
-        return found != words.OTHER_ITEMS and self._groups_hold
+    def _take_values(self, optimizer: RuleOptimizer, take: Callable[[Any], list[tuple[int, str, Any]] | None]) -> bool:
+        """Take new values of groups; return False if only a step prepared anew can."""
+        self._groups_hold = False
+        if (changed := take(optimizer.param_groups)) is None:
+            return False
+        self._groups_change = bool(changed)
+        for each in self._numbers:
+            each.take_values(changed)
+        self._groups_hold = not changed or self._known.objects.same_rules(optimizer)
+        return self._groups_hold
 
     def _prepare_numbers(self, optimizer: RuleOptimizer) -> int:
         ahead: Ahead = {}
@@ -202,8 +198,8 @@ class QuickStep:
         return found
 
     def _still_hold(self, optimizer: RuleOptimizer) -> bool:
-        """Whether tables and settings are what they were when the record was made or last used."""
-        if optimizer._launches is not self._known or not self._known.objects.lives or self._process != os.getpid():
+        """Whether settings are what they were when the record was made."""
+        if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
         if getattr(optimizer.rule_of, "__func__", None) is not self._rule_of:
             return False
@@ -213,9 +209,7 @@ class QuickStep:
             return False
         if self._options != (optimizer.state_format, optimizer.rounding):
             return False
-        if self._on_cpu and torch.get_num_threads() != self._threads:
-            return False
-        return self._stamps == (*map(_rows_stamp, self._hosts),)  # a step the long way may have written rows
+        return not self._on_cpu or torch.get_num_threads() == self._threads
 
     def _may_run(self, optimizer: RuleOptimizer) -> bool:
         """Whether nothing asks for more than a launch: hooks, modes, captures."""
@@ -250,16 +244,15 @@ class QuickStep:
         return buffers
 
     def _look(self, optimizer: RuleOptimizer) -> int:
-        for launch in self._launches:
-            if not launch.bucket.sweep.table.begin_writing():
+        for table in self._tables:
+            if not table.begin_writing():
                 return words.ANEW  # an interrupt came behind a look: the long way writes the table again
         found = self._record.look(optimizer.param_groups, optimizer.state)
-        for i, launch in enumerate(self._launches):
-            launch.bucket.sweep.table.end_writing(self._record.has_moved(i))
+        for i, table in enumerate(self._tables):
+            table.end_writing(self._record.has_moved(i))
+            self._numbers[i].looked(found == words.DONE)
             if found == words.DONE:
-                launch.bucket.sweep.launches += 1
-                self._numbers[i].done()
-        self._stamps = (*map(_rows_stamp, self._hosts),)
+                self._launches[i].bucket.sweep.launches += 1
         if found >= 2 * words.REFUSED:
             self._fail(optimizer, found - 2 * words.REFUSED)
         if self._on_cpu and found == words.DONE:
@@ -359,5 +352,15 @@ def quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
 
     return quick_or_hooked
 
+
+_forks = 0
+
+
+def _after_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 __all__ = ["MAX_ELEMENTS", "QuickStep", "QuickSteps", "quick_first"]

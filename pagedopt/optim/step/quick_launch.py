@@ -45,80 +45,87 @@ class QuickNumbers:
     """
 
     __slots__ = (
-        "_first", "_groups", "_host", "_known", "_launch", "_pattern", "_present", "_rule", "_scalars", "_step",
-        "_table", "reads",
+        "_compute", "_counts", "_first", "_groups", "_host", "_known", "_launch", "_numbers", "_pattern", "_present",
+        "_rows_stamp", "_scalars", "_step", "_table", "_takes_step", "reads",
     )  # fmt: skip
 
     def __init__(self, launch: QuickLaunch, first: int, present: npt.NDArray[np.int64] | None) -> None:
-        self._launch, self._first, self._present = launch, first, present
-        self._table, self._rule = launch.bucket.sweep.table, launch.bucket.sweep.rule
-        self._host = self._table.host
+        self._launch, self._first, self._present, self._numbers = launch, first, present, launch.numbers
+        self._table, rule = launch.bucket.sweep.table, launch.bucket.sweep.rule
+        self._host, self._counts = self._table.host, launch.numbers.states
+        self._rows_stamp = self._host.rows_stamp
+        # What Rule.uniforms() does besides: groups give floats alone here, and the table makes floats of the results.
+        self._compute, self._takes_step = rule.program.on_numbers, "step" in rule.scalars
         self._pattern, self._groups = launch.numbers.pattern, launch.numbers.groups_of_sets
         self._known: KnownScalars = {}
-        self._scalars: list[dict[str, Any]] = []
+        self._scalars: KnownScalars = {}  # where all rows have one step count
         self._step: float | None = None  # the step count after the next step; None: read it
         #: Whether the next step reads numbers from state.
-        self.reads = bool(launch.numbers.states)
+        self.reads = bool(self._counts)
 
     def forget_groups(self) -> None:
         """Read the groups anew in the next step."""
-        self._known, self._scalars = {}, []
+        self._known, self._scalars = {}, {}
 
     def take_values(self, changed: Sequence[tuple[int, str, Any]]) -> None:
         """Take values of groups that are other ones now: the group's index, key and value of each."""
         self._known = {}
         for index, key, value in changed:
-            if type(value) is not float:
-                self._scalars = []
-            for of, scalars in zip(self._groups or (), self._scalars, strict=False):
-                if of == index and key in scalars:
+            if (scalars := self._scalars.get(index)) is not None:
+                if type(value) is float and key in scalars:
                     scalars[key] = value
-                elif of == index:
-                    self._scalars = []
-                    break
+                else:
+                    self._scalars = {}
 
     def forget_counts(self) -> None:
         """Read the step counts anew in the next step."""
-        self._step, self.reads = None, bool(self._launch.numbers.states)
+        self._step, self.reads = None, bool(self._counts)
 
     def prepare(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> bool:
-        """Put the numbers of the next step into table and record; return False if another table would be needed."""
-        if self._launch.numbers.pattern is not self._pattern:  # in a step the long way
-            self._pattern, self._groups = self._launch.numbers.pattern, self._launch.numbers.groups_of_sets
+        """Put the numbers of the next step into table and record; return False if these cannot be used any more."""
+        if self._host.rows_stamp != self._rows_stamp:  # a step the long way may have written rows
+            return False
+        if self._numbers.pattern is not self._pattern:  # in a step the long way
+            self._pattern, self._groups = self._numbers.pattern, self._numbers.groups_of_sets
             self.forget_groups()
             self.forget_counts()
         if self._groups is None or not self._prepare_alike(optimizer, record):
             self._prepare_each(optimizer, record, ahead)
+        self._rows_stamp = self._host.rows_stamp  # of rows that may be in other sets now
         return self._table.host is self._host
 
-    def done(self) -> None:
-        """Note that the step was taken."""
-        if self._step is not None:
+    def looked(self, taken: bool) -> None:
+        """Note that a look has come to its end, and whether the step was taken."""
+        self._rows_stamp = self._host.rows_stamp
+        if taken and self._step is not None:
             self._step += 1.0
 
     def _prepare_alike(self, optimizer: RuleOptimizer, record: Record) -> bool:
         """Prepare, if all rows have one step count, or none; return whether it is so."""
-        counts = self._launch.numbers.states
-        if counts and self._step is None:
-            step = counts[0].read((), (), {})
-            if not isinstance(step, float):
+        if (step := self._step) is None and self._counts:
+            found = self._counts[0].read((), (), {})
+            if not isinstance(found, float):
                 return False
-            self._step, self.reads = step, False
+            step = self._step = found
+            self.reads = False
             record.expect(self._first, True)
         if not self._scalars:
             assert self._groups is not None, "asked before"
             groups = optimizer.param_groups
-            self._scalars = [scalars_of(self._rule, groups[i], optimizer.defaults) for i in self._groups]
-        if self._step is not None:
-            record.set_number(self._first, self._step)
-            if "step" in self._rule.scalars:
-                for scalars in self._scalars:
-                    scalars["step"] = self._step
-        self._host.set_scalars([self._rule.uniforms(scalars) for scalars in self._scalars])
+            rule = self._launch.bucket.sweep.rule
+            self._scalars = {i: scalars_of(rule, groups[i], optimizer.defaults) for i in self._groups}
+        if step is not None:
+            record.set_number(self._first, step)
+        sets = []
+        for scalars in self._scalars.values():
+            if self._takes_step:
+                scalars["step"] = step
+            sets.append(self._compute(**scalars))
+        self._host.set_scalars(sets)
         return True
 
     def _prepare_each(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> None:
-        now = self._launch.numbers.prepare(optimizer, (), ahead, self._known)
+        now = self._numbers.prepare(optimizer, (), ahead, self._known)
         if self._table.host is self._host:
             self._launch.bucket.sweep.set_scalars(now.sets, now.seeds)
             for number, (_, _, coming) in enumerate(now.counts, self._first):

@@ -72,7 +72,7 @@ class Record:
     """
 
     __slots__ = (
-        "_begins", "_counts_at", "_each", "_items_at", "_kept", "_keys", "_launches_at", "_look", "_one",
+        "_begins", "_changing", "_counts_at", "_each", "_items_at", "_kept", "_keys", "_launches_at", "_look", "_one",
         "_values", "address", "cells",
     )  # fmt: skip
 
@@ -137,6 +137,8 @@ class Record:
         self._begins = [0, *itertools.accumulate(len(own) // 2 for own in items)]  # of each group among all items
         self._keys = [_shared((*group,)) for group in groups]
         self._values = [[None if key == "params" else value for key, value in group.items()] for group in groups]
+        #: Items of groups that have changed: the group's index, the item's, its key, and where its id lies.
+        self._changing: Sequence[tuple[int, int, str, int]] = ()
         for i, each in enumerate(numbers):
             self.cells[self._counts_at + w.COUNT * i + 5] = before
             before += 8 * len(each.addresses)
@@ -156,17 +158,23 @@ class Record:
         Returns:
             the group's index, key and value of each; None: one may change while it is the same object.
         """
-        found = []
-        for i, (group, keys, values) in enumerate(zip(groups, self._keys, self._values, strict=True)):
+        changing: list[tuple[int, int, str, int]] = []
+        for i, keys in enumerate(self._keys):
             at, items = w.HEADER + w.GROUP * i, self._items_at + 2 * self._begins[i]
-            if not (changed := self.cells[at + 3]):
-                continue
-            for j in [self.cells[at + 4]] if changed == 1 else range(len(keys)):
-                if (key := keys[j]) == "params" or (value := group[key]) is values[j]:
-                    continue
+            if changed := self.cells[at + 3]:
+                of = [self.cells[at + 4]] if changed == 1 else range(len(keys))
+                changing += [(i, j, keys[j], items + 2 * j + 1) for j in of if keys[j] != "params"]
+        self._changing = changing
+        return self.take_again(groups)
+
+    def take_again(self, groups: Sequence[dict[str, Any]]) -> list[tuple[int, str, Any]] | None:
+        """Take the values that items have now of which the last :meth:`take_groups` has found new ones; as that."""
+        found = []
+        for i, j, key, cell in self._changing:
+            if (value := groups[i][key]) is not self._values[i][j]:
                 if type(value) is not float and key != _NAMES and not is_known_by_id(value):
                     return None
-                values[j], self.cells[items + 2 * j + 1] = value, id(value)
+                self._values[i][j], self.cells[cell] = value, id(value)
                 found.append((i, key, value))
         return found
 
