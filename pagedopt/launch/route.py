@@ -47,7 +47,7 @@ class Route:
     Attributes:
         at_hand: number of rows in the first launch.
         moves: the visit of each page, and (first, last) of its rows.
-        graphs: makes a graph of the plan, once steps repeat.
+        graphs: makes a graph of the plan, once steps repeat; None on a CPU.
     """
 
     store: Store
@@ -55,7 +55,7 @@ class Route:
     rows: Rows
     at_hand: int
     moves: Visits
-    graphs: RouteGraphs = field(init=False)
+    graphs: RouteGraphs | None = field(default=None, init=False)
     _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
     _plan: tuple[Action, ...] = field(default=(), init=False)
     _launched: list[Span] = field(default_factory=list, init=False)
@@ -63,7 +63,8 @@ class Route:
     _whole_params: tuple[HostTable, list[list[int]]] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.graphs = RouteGraphs(self.store.graphs)
+        if self.device.type == "cuda":
+            self.graphs = RouteGraphs(self.store.graphs)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -128,7 +129,7 @@ class Route:
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._capture(sweep, arenas, kernel)
-        elif self.launch_graph(sweep, arenas, kernel) is None:
+        elif self.graphs is None or self.launch_graph(sweep, arenas, kernel) is None:
             sweep.launch(None, actions, self.mover(arenas), ready=kernel)
 
     def can_be_nodes(self, arenas: Sequence[Arena]) -> bool:
@@ -145,7 +146,7 @@ class Route:
             sweep, arenas, kernel: see :meth:`launch`.
             fenced: whether the graph has :attr:`~.staged_graph.StagedGraph.fences`.
         """
-        if not self._may_be_a_graph(sweep, arenas):
+        if self.graphs is None or not self._may_be_a_graph(sweep, arenas):
             return None
 
         def plan() -> tuple[tuple[Action, ...], frozenset[int]]:

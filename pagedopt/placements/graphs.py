@@ -22,11 +22,16 @@ class TakesMemory(Protocol):
         """Bytes of device memory that it takes."""
 
 
+def are_wanted() -> bool:
+    """Whether staged steps of an optimizer that is made now may be graphs."""
+    return os.environ.get(VARIABLE) != "calls"
+
+
 class Graphs:
     """Whether there may be graphs, how long steps must repeat before, and those that live."""
 
-    def __init__(self) -> None:
-        self.wanted = os.environ.get(VARIABLE) != "calls"
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
         self.patience = Patience(MOST_PATIENCE)
         self.alive: weakref.WeakSet[TakesMemory] = weakref.WeakSet()
 

@@ -49,9 +49,8 @@ def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, 
         if expected != [s.data_ptr() for s in states]:
             continue
         numel = int(layout.numels[index])
-        if all(
-            _is_whole(s.nbytes, numel, size, layout.block) for s, size in zip(states, layout.itemsizes, strict=True)
-        ):
+        sizes = zip(states, layout.itemsizes, strict=True)
+        if all(_is_whole(s.nbytes, numel, size, layout.block) for s, size in sizes):
             return number, index
     return None
 

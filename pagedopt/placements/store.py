@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from ..tables.shards import like_shard, local
 from . import choose
 from .arena import divide
 from .choose import Arena, HostAccess, Placement
-from .graphs import Graphs
+from .graphs import Graphs, are_wanted
 from .limits import Affords, Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
@@ -85,7 +86,12 @@ class Store:
         self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
         self.versions = Versions()
-        self.graphs = Graphs()
+        self._graphs_wanted = are_wanted()
+
+    @functools.cached_property
+    def graphs(self) -> Graphs:
+        """What is known of graphs of staged steps: of a thousand optimizers most have none."""
+        return Graphs(self._graphs_wanted)
 
     @property
     def budget(self) -> Budget:
@@ -389,7 +395,7 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
             "" if self.budget.everything else str(self.budget),
-            self.graphs.nbytes,
+            self.graphs.nbytes if "graphs" in vars(self) else 0,
         )
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:

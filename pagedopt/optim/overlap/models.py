@@ -46,6 +46,12 @@ def refusal(model: torch.nn.Module) -> str:
     return ""
 
 
+def holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the model has a parameter of the optimizer."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in own for p in model.parameters())
+
+
 class Models:
     """The attached models of one overlap.
 

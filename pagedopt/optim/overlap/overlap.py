@@ -26,7 +26,7 @@ from ..step.launches import Launches, PreparedStep
 from ..step.queued import QueuedStep, memory_of, why_not
 from . import hooks
 from .calls import Call, Calls
-from .models import Models, modules_of, refusal
+from .models import Models, holds_any, modules_of, refusal
 from .record import NEVER, Record, Recorder, Slot
 
 #: Why a step was not queued, where nothing is to be said about it.
@@ -68,6 +68,7 @@ class Overlap:
         self.models = Models(self)
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
+        self._turns_now: list[int] | None = None  # within a step: nobody changes models in between
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._before_steps: Any = None
 
@@ -75,7 +76,7 @@ class Overlap:
         """Hook all modules of a model; ValueError as :meth:`Models.add`."""
         optimizer = self._optimizer()
         self.models.add(model)
-        if optimizer is not None and not _holds_any(model, optimizer):
+        if optimizer is not None and not holds_any(model, optimizer):
             warnings.warn(
                 f"this {type(model).__name__} holds no parameter of this optimizer, so its forward hides nothing",
                 RuntimeWarning, stacklevel=outside(),
@@ -128,7 +129,7 @@ class Overlap:
             return
         if recorder is not None:
             recorder.stop()
-            self._order(self.models.modules())
+            self._order(self._turns(self.models.modules()))
         if (queued := self.queued) is not None:
             self._count("hidden", queued.wait_for_all())
         self._seen = self._seen or (whole and outermost.grad)
@@ -197,10 +198,10 @@ class Overlap:
         found = [turns.get(id(p), _OUTSIDE) for p in self._params()]
         return [_UNRECORDED if turn == NEVER else turn for turn in found]
 
-    def _order(self, modules: list[torch.nn.Module]) -> None:
+    def _order(self, turns: list[int]) -> None:
         """Let pages pass in the order in which their parameters are first used; first those that no model holds."""
         if (optimizer := self._optimizer()) is not None:
-            order = dict(enumerate(self._turns(modules)))
+            order = dict(enumerate(turns))
             if order != optimizer.first_use:
                 optimizer.first_use = order
                 optimizer._launches = None  # its launches have another order
@@ -208,12 +209,15 @@ class Overlap:
     def before_step(self) -> None:
         """A step is about to be prepared: wait if hooks of the user run before it, and look at the models."""
         optimizer: Any = self._optimizer()
-        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
+        hooked = len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")
+        if self.queued is not None and hooked:
             self.wait()
         if not self._off:
             modules = self.models.modules()
             self._hook_anew(modules)
-            self._order(modules)
+            turns = self._turns(modules)
+            self._order(turns)
+            self._turns_now = None if hooked else turns
 
     # --- fences
 
@@ -315,7 +319,8 @@ class Overlap:
 
     def _wait_for_outside(self, queued: QueuedStep) -> None:
         """Wait for parameters that no attached model holds; the model waits for those that no record has seen."""
-        turns = [*zip(self._turns(self.models.modules()), self._params(), strict=True)]
+        known, self._turns_now = self._turns_now, None
+        turns = [*zip(known or self._turns(self.models.modules()), self._params(), strict=True)]
         self._first_launches = queued.launches_before(p for turn, p in turns if turn == _UNRECORDED)
         self._count("waited", queued.wait_for(p for turn, p in turns if turn == _OUTSIDE))
 
@@ -370,12 +375,6 @@ def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
             tensors = (t for update in step.updates for t in update.seen if t is not None)
             if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
                 other.wait()
-
-
-def _holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the model has a parameter of the optimizer."""
-    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(p) in own for p in model.parameters())
 
 
 def _before_fork() -> None:
