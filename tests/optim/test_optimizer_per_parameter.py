@@ -26,8 +26,8 @@ from pagedopt.placements import slabs
 COUNT = 1000
 #: Bytes beside the state of a large one: it has a file and pages of its own, and says of each when it is visited.
 LARGE = 48 << 10
-#: Bytes that a thousand small ones may hold beyond their state: 11 to 17 MB (notes/raw/host-of-a-step-h200.txt), and the
-#: 4 kB of each record of a quick step (notes/fused_step.md), with what the allocator rounds up.
+#: Bytes that a thousand small ones may hold beyond their state: 11 to 17 MB (notes/raw/host-of-a-step-h200.txt), and
+#: the 4 kB of each record of a quick step (notes/fused_step.md), with what the allocator rounds up.
 RESIDENT = 28 * MIB
 SPILLED: list[dict[str, Any]] = [{"placement": "file", "device_budget": budget} for budget in (0, "50%", None)]
 

@@ -68,7 +68,7 @@ class Overlap:
         self.models = Models(self)
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
-        self._turns_now: list[int] | None = None  # within a step: nobody changes models in between
+        self._turns_now: list[int] | None = None  # of the step that goes on, unless its closure runs a forward
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._before_steps: Any = None
 
@@ -136,7 +136,7 @@ class Overlap:
 
     def _begin(self, call: Call) -> None:
         """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
-        module = call.module
+        module, self._turns_now = call.module, None
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
