@@ -11,14 +11,11 @@ made of medians of other iterations, so it is no floor: a single iteration may t
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -41,6 +38,7 @@ from experiments.lab import (
     series,
     spread_ms,
 )
+from experiments.works.staged import staged
 from experiments.works.training import Load, Make, Mark, Training
 from pagedopt import PagedAdamW
 from pagedopt.formats.floating import StateFormat
@@ -94,13 +92,6 @@ def maker(way: str, state: str) -> Make:
     if way == FUSED:
         return partial(torch.optim.AdamW, fused=True)
     return partial(PagedAdamW, state_format=cast(StateFormat, state), device_budget=None if way == RESIDENT else 0)
-
-
-@contextlib.contextmanager
-def staged(way: str) -> Iterator[None]:
-    """A block in which optimizers are made whose staged steps go so: ``graph`` or ``calls``."""
-    with mock.patch.dict(os.environ, PAGEDOPT_STAGED=way):
-        yield
 
 
 def timed(run: Run, training: Training) -> Row:

@@ -4,4 +4,4 @@
 """
 
 NAME = "paged_state"
-PARTS = ("link", "sweep", "rivals", "driver", "hidden", "memory", "spike", "bytes", "state_file")
+PARTS = ("link", "sweep", "graph", "rivals", "driver", "hidden", "memory", "spike", "bytes", "state_file")

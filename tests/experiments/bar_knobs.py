@@ -22,7 +22,7 @@ from experiments.ladder import effort, trucks
 from experiments.launch import puzzlers
 from experiments.lifetime import hazards, owners, tables
 from experiments.operators import told
-from experiments.paging import hidden, spike, state_file, sweep
+from experiments.paging import graph, hidden, spike, state_file, sweep
 from experiments.vertical import roofline, spill, traffic
 from experiments.works import mishaps, muladd_used
 from experiments.works.contenders import FUSED
@@ -152,6 +152,10 @@ KNOBS: dict[str, Knob] = {
     "sweep.worst": longer(case=sweep.STEP, share=0.5),
     "sweep.near": longer(case=sweep.STEP, share=1.0),
     "ways whose bits differ from placement='device'": other("same", False, way="mapped, staged"),
+    "graph.host_ms": longer("host"),
+    "graph.of_calls": longer(way=graph.GRAPH),
+    "graph.steps": more("made", 1e3),
+    "graph.mib": more("taken", 8 << 20),
     "rivals.over": shorter(),
     "hidden.hidden": longer(hidden.TOGETHER),
     "memory.beyond": more("device_extra", 8 << 20),

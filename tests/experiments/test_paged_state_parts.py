@@ -21,7 +21,7 @@ from experiments.harness import show
 from experiments.harness import time as clock
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
-from experiments.paging import bytes, driver, hidden, link, memory, rivals, spike, sweep
+from experiments.paging import bytes, driver, graph, hidden, link, memory, rivals, spike, sweep
 from experiments.works import counters, paged, small_card, watch
 from experiments.works import link as works_link
 from experiments.works.models import Work
@@ -73,7 +73,7 @@ def dry(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(
         harness_run, "measure", lambda cases, device, rounds=1, seconds=0, warmup=0: once(cases, device, rounds=1)
     )
-    for module in (sweep, bytes, memory):  # RAM is what a device is to parameters on it
+    for module in (sweep, bytes, memory, graph):  # RAM is what a device is to parameters on it
         monkeypatch.setattr(module, "away_bytes", lambda report: report.by_place.get("file", 0))
     monkeypatch.setattr(paged, "QUICK", Work("tiny", [(128, 128)] * 16, torch.float32, 28, 5e-5))
     return Run(CPU, True, show.console())
@@ -105,6 +105,17 @@ def test_dry_sweep(dry: Run) -> None:
         says = found.first(kind=sweep.SAYS, way=way)
         assert says is not None
         assert None not in (says["worst"], says["near"], says["rate"], says["of_ceiling"])
+
+
+def test_dry_graph(dry: Run) -> None:
+    """On a CPU both ways are the same."""
+    found = measured(graph, dry)
+    assert dry.left_out == []
+    assert len(found) == 2 * len(graph.works(dry))
+    assert {row["way"] for row in found} == {graph.GRAPH, graph.CALLS}
+    assert all(row["bytes"] > 0 and row["of_floor"] > 0 for row in found)
+    (arenas,) = found.where(work=graph.ARENAS, way=graph.GRAPH)
+    assert arenas["pages"] >= 16
 
 
 class Counters:
