@@ -7,6 +7,7 @@ g++.  In CI a run begins without any.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import pytest
 from clients_page import Record
@@ -118,12 +120,12 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
 
 
 @pytest.fixture(autouse=True)
-def staged(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def staged(request: pytest.FixtureRequest) -> Iterator[str]:
     """How staged steps go: ``graph`` as they are, ``calls`` if :data:`staged.both_ways` says so."""
     way: str = getattr(request, "param", "graph")
-    if way == "calls":
-        monkeypatch.setenv("PAGEDOPT_STAGED", way)
-    return way
+    # Without the fixture monkeypatch: all tests would undo theirs behind all other fixtures.
+    with mock.patch.dict(os.environ, PAGEDOPT_STAGED=way) if way == "calls" else contextlib.nullcontext():
+        yield way
 
 
 @pytest.fixture

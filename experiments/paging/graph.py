@@ -48,6 +48,7 @@ def works(run: Run) -> list[tuple[str, Work, str]]:
 def measure(run: Run) -> Iterator[Row]:
     """A row per work, format and way: times of a step, of making the graph, and bytes."""
     pace(run)
+    run.seconds = run.size(3.0, 0.1)  # bars hang on a hundredth
     link = Link.of(run)
     both = best(run.measure([case for case in link.cases(8) if case.name == BOTH])[BOTH])["median"]
     rate = sum(MOVES[BOTH]) * link.nbytes / both

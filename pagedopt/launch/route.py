@@ -150,7 +150,8 @@ class Route:
             return None
 
         def plan() -> tuple[tuple[Action, ...], frozenset[int]]:
-            last = {i: number for number, params in enumerate(self.params_by_launch(whole=True)) for i in params}
+            launches = enumerate(self.params_by_launch(whole=True)) if fenced else ()
+            last = {i: number for number, params in launches for i in params}
             return self._whole_plan(sweep.table.host), frozenset(last.values())
 
         return self.graphs.launch(sweep, kernel, arenas, self.store.ring(self.device), plan, fenced)

@@ -50,7 +50,7 @@ class RouteGraphs:
 
         Args:
             sweep, kernel, arenas, ring: see :class:`StagedGraph`.
-            plan: returns the actions that move all pages, and behind which launches a parameter is done.
+            plan: returns the actions that move all pages, and the launches behind which there is to be an event.
             fenced: whether there are events behind those.
         """
         graph, sweep.begun = self._graphs.get(fenced), False
@@ -63,7 +63,7 @@ class RouteGraphs:
                 if not self._known.wanted or self._equal <= self._known.patience.wait:
                     return None
                 actions, done = plan()
-                graph = StagedGraph(sweep, actions, arenas, ring, kernel, done if fenced else ())
+                graph = StagedGraph(sweep, actions, arenas, ring, kernel, done)
                 self._graphs[fenced] = graph
                 self._known.alive.add(graph)
             graph.launch(ring)

@@ -50,7 +50,7 @@ def test_a_thousand_captures_leak_nothing() -> None:
     before, reserved = (graphs.count_held(), buffers()), torch.cuda.memory_reserved()
     capture_and_replay(1000)
     settled()
-    assert (graphs.count_held(), buffers()) == before
+    assert all(now <= then for now, then in zip((graphs.count_held(), buffers()), before, strict=True))
     assert torch.cuda.memory_reserved() <= reserved
     assert float(optimizer.state[params[0]]["step"]) == 2 + 1010
 

@@ -179,8 +179,12 @@ def test_gradients_are_given_back() -> None:
 
 
 @pytest.mark.parametrize("late", [SPIN], indirect=True)
-def test_after_an_error_in_the_middle_of_queueing_the_stream_waits(late: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_in_the_middle_of_queueing_the_stream_waits(
+    late: None, staged: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is read next is what the launches that were queued leave, and what is loaded next stays."""
+    if staged == "graph":
+        pytest.skip("a graph has no middle: it is launched or not")
     loop = Loop(device="cuda")
     loop.start(True)
     loop.train(2)

@@ -42,7 +42,7 @@ class CapturedStep:
     )  # fmt: skip
 
     def __init__(
-        self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]], slots: object
+        self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]], slots: object = None
     ) -> None:
         self._slots = slots
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])

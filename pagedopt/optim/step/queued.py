@@ -127,7 +127,7 @@ class QueuedStep:
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
         self._shared: set[int | None] = set()  # memory of several parameters, which may have one version
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
-        self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas)
+        self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas) if side is None else None
         self._step: PreparedStep | None = step
         if side is not None:
             self._owner = torch.cuda.current_stream(side.device)
