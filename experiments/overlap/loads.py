@@ -17,9 +17,10 @@ __all__ = ["TABLES", "derive", "measure"]
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
-PLAN = tuple(
-    ("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)
-)  # fmt: skip
+PLAN = (
+    *(("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)),
+    *(("1.56 B", MICRO, "int8", way) for way in (EXPOSED, HIDDEN)),
+)
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -30,4 +31,6 @@ def measure(run: Run) -> Iterator[Row]:
 BARS = [
     Bar("1.56 B, float32, 32 sequences: hidden over resident", "of_resident", at_most=1.05, unit="x",
         load=str(LARGE), way=HIDDEN),
+    Bar("1.56 B, int8, 4 micro-batches: hidden over resident", "of_resident", at_most=1.02, unit="x",
+        load=str(MICRO), state="int8", way=HIDDEN),
 ]  # fmt: skip

@@ -152,6 +152,7 @@ KNOBS: dict[str, Knob] = {
     "sweep.worst": longer(case=sweep.STEP, share=0.5),
     "sweep.near": longer(case=sweep.STEP, share=1.0),
     "ways whose bits differ from placement='device'": other("same", False, way="mapped, staged"),
+    "iteration.of_estimate": longer("time"),
     "graph.host_ms": longer("host"),
     "graph.of_calls": longer(way=graph.GRAPH),
     "graph.steps": more("made", 1e3),
