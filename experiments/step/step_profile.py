@@ -3,10 +3,10 @@
 Answer (H200's host, 2026-11): of 497 µs for 1,000 tensors, 54 fetch gradients, 217 look at addresses and layouts, 81
 count versions, 15 launch.
 
-The pieces of ``PagedAdamW.step()`` with ``PAGEDOPT_LOOK=python``, which is the long way, over 148, 1,000 and 5,000 small
-tensors of which nothing changed, each timed alone in a warm loop, beside torch's fused step.  Every look at a tensor from
-Python is a call of its own, so such a step cannot cost less than a handful of calls per tensor.  A compiled look has no
-pieces that can be called from here: ``step_host`` times it as a whole.
+The pieces of ``PagedAdamW.step()`` with ``PAGEDOPT_LOOK=python``, which is the long way, over 148, 1,000 and 5,000
+small tensors of which nothing changed, each timed alone in a warm loop, beside torch's fused step.  Every look at a
+tensor from Python is a call of its own, so such a step cannot cost less than a handful of calls per tensor.  A compiled
+look has no pieces that can be called from here: ``step_host`` times it as a whole.
 """
 
 from __future__ import annotations
