@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Protocol
 
 from ..common.patience import Patience
+from ..system.variables import asks_for
 
 #: "calls": staged steps of optimizers that are made from now on go page by page, each with calls of its own.
 VARIABLE = "PAGEDOPT_STAGED"
@@ -26,7 +26,7 @@ class Graphs:
     """Whether there may be graphs, how long steps must repeat before, and those that live."""
 
     def __init__(self) -> None:
-        self.wanted = os.environ.get(VARIABLE) != "calls"
+        self.wanted = not asks_for(VARIABLE, "calls", usual="graph")
         self.patience = Patience(MOST_PATIENCE)
         self.alive: weakref.WeakSet[TakesMemory] = weakref.WeakSet()
 
