@@ -1,11 +1,12 @@
-"""Where does the host time of one step() go?
+"""Where does the host time of one step() that looks in Python go?
 
 Answer (H200's host, 2026-11): of 497 µs for 1,000 tensors, 54 fetch gradients, 217 look at addresses and layouts, 81
 count versions, 15 launch.
 
-The pieces of ``PagedAdamW.step()`` over 148, 1,000 and 5,000 small tensors of which nothing changed, each timed alone
-in a warm loop, beside torch's fused step.  Every look at a tensor from Python is a call of its own, so a step that
-looks at every parameter and gradient cannot cost less than a handful of calls per tensor.
+The pieces of ``PagedAdamW.step()`` with ``PAGEDOPT_LOOK=python``, which is the long way, over 148, 1,000 and 5,000
+small tensors of which nothing changed, each timed alone in a warm loop, beside torch's fused step.  Every look at a
+tensor from Python is a call of its own, so such a step cannot cost less than a handful of calls per tensor.  A compiled
+look has no pieces that can be called from here: ``step_host`` times it as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from experiments.lab import Case, Row, Run, Table
-from pagedopt import PagedAdamW
+from experiments.step.step_host import looking_in_python
 
 MEASURES = ("clock", "launch", "step")
 
@@ -44,7 +45,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     params = [torch.nn.Parameter(torch.randn(16, device=device)) for _ in range(count)]
     for p in params:
         p.grad = torch.randn_like(p)
-    optimizer, fused = PagedAdamW(params), torch.optim.AdamW(params, fused=True)
+    optimizer, fused = looking_in_python([{"params": params}]), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
     assert optimizer._launches is not None
@@ -60,7 +61,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
         sweep.run([bucket.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
 
     return {
-        "step(), whole": optimizer.step,
+        "step(), whole, looking in Python": optimizer.step,
         "torch fused, whole": fused.step,
         "torch's wrapper around step()": _Nothing(params, {}).step,
         "fetch p.grad": lambda: [p.grad for p in params],

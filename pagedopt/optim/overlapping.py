@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from ..common.kind_of import kind_of
 from .capturing import CapturingOptimizer
 from .locks import locked
 from .overlap.hooks import known
@@ -62,7 +63,7 @@ class OverlappingOptimizer(CapturingOptimizer):
         if overlap != "forward":
             raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")
         if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"attach() takes a torch.nn.Module, and not a {type(model).__name__}")
+            raise TypeError(f"attach() takes a torch.nn.Module, and not {kind_of(model)}")
         overlap_of_all = self._overlap or Overlap(self)
         overlap_of_all.attach(model)
         self._overlap = overlap_of_all

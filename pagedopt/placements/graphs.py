@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from typing import Protocol
 
 from ..common.patience import Patience
+from ..system.variables import asks_for
 
 #: "calls": staged steps of optimizers that are made from now on go page by page, each with calls of its own.
 VARIABLE = "PAGEDOPT_STAGED"
@@ -24,7 +24,7 @@ class TakesMemory(Protocol):
 
 def are_wanted() -> bool:
     """Whether staged steps of an optimizer that is made now may be graphs."""
-    return os.environ.get(VARIABLE) != "calls"
+    return not asks_for(VARIABLE, "calls", usual="graph")
 
 
 class Graphs:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..common.kind_of import kind_of
 from ..common.units import MAX_PARAMETERS, parse_count
 from ..tables.shards import local
 from .sizes import SIZES, shapes
@@ -67,7 +68,7 @@ def _described(model: Any, dtype: torch.dtype | None) -> Described:
         return Described([(parse_count(model, "model"), dtype or torch.float32)], [], None)
     if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):
         raise TypeError(
-            f"model is a {type(model).__name__}; give a module, its parameters, a list of shapes, a dict of name to "
+            f"model is {kind_of(model)}; give a module, its parameters, a list of shapes, a dict of name to "
             "shape, or a number of parameters"
         )
     own: dict[int, Any] = {}

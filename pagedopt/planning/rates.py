@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..common.facts_table import Shown
+from ..common.kind_of import kind_of
 from ..common.units import text_of_rate
 from ..paging.pages import GRANULE
 from ..system import machine
@@ -125,7 +126,7 @@ class Rates(Shown):
         machine = str(content.get("machine", "unknown")).encode(errors="replace").decode()
         versions = content.get("versions") or {}
         if not isinstance(versions, Mapping):
-            raise ValueError(f"{where}: versions are a {type(versions).__name__}, not names and texts")
+            raise ValueError(f"{where}: versions are {kind_of(versions)}, not names and texts")
         try:
             return cls(**given, machine=machine, versions=dict(versions), assumed=bool(content.get("assumed")))
         except ValueError as error:

@@ -22,6 +22,7 @@ from pagedopt.placements import choose
 from pagedopt.planning import rates
 from pagedopt.system import machine
 from pagedopt.system.cuda import driver
+from pagedopt.system.look import parts
 
 CPU = torch.device("cpu")
 
@@ -68,9 +69,11 @@ def test_the_report_is_rates_for_a_plan(doctor: Program, plan: Program, small: N
     assert machine.processor() in plan.says("--params", "1B", "--device", "cpu", "--rates", file)
 
 
-def test_it_is_readable(doctor: Program, small: None) -> None:
+def test_it_is_readable(doctor: Program, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(parts.VARIABLE, "python")
     text = doctor.says()
     assert_has(text, "this machine", torch.__version__, "placements, each tried", "mapped", "file")
+    assert_has(text, "look of a step", "Python (PAGEDOPT_LOOK=python)")
     assert_has(text, "state folder, writing", "placement='file'", "Everything that should work here does.")
     assert max(map(len, (line for line in text.splitlines() if line.startswith(("│", "┃"))))) <= 80
     headings = [re.split("[┃]", line)[1:-1] for line in text.splitlines() if line.startswith("┃")]
@@ -119,6 +122,24 @@ def test_without_torch_it_says_so(doctor: Program, program: Program, monkeypatch
     monkeypatch.setitem(sys.modules, "torch", None)
     assert "torch cannot be imported" in doctor.reports(status=1)["problems"][0]
     assert program.says("doctor", status=1).startswith("problem: torch")
+
+
+LOOKS = [
+    ("python", None, False, "Python", "PAGEDOPT_LOOK=python"),
+    ("", object(), False, "compiled", "its parts passed their test"),
+    ("", None, True, "Python", "the test of the compiled one's parts has not ended yet"),
+    ("", None, False, "Python", "a part of torch is not as expected, or could not be tested"),
+]
+
+
+@pytest.mark.parametrize(("variable", "look", "pending", "used", "reason"), LOOKS)
+def test_the_look_in_use_and_why(
+    variable: str, look: Any, pending: bool, used: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(parts.VARIABLE, variable)
+    monkeypatch.setattr(parts, "compiled_look", lambda: look)
+    monkeypatch.setattr(parts, "pending", lambda: pending)
+    assert facts.look() == {"used": used, "reason": reason}
 
 
 class Broken(choose.Arena):

@@ -258,10 +258,16 @@ def test_a_path_is_no_state_dict(path: Any) -> None:
         make().load_state_dict(path)
 
 
+@pytest.mark.parametrize(("value", "said"), [(3, "an int"), ([], "a list"), (None, "a NoneType")])
+def test_a_class_has_its_article(value: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=f"takes a torch.nn.Module, and not {said}$"):
+        make().attach(value)
+
+
 def test_run_with_room_says_what_it_takes() -> None:
     ours, theirs = make(), torch.optim.AdamW(parameters())
     wrong: list[tuple[tuple[Any, ...], str]] = [
-        ((theirs, print), "the optimizer is a AdamW, whose state cannot be spilled; give one of pagedopt"),
+        ((theirs, print), "the optimizer is an AdamW, whose state cannot be spilled; give one of pagedopt"),
         ((print, ours), "and the function a PagedAdamW; give the optimizer first"),
         ((ours, torch.ones(1)), "the function is tensor([1.]); give one without arguments"),
     ]

@@ -38,6 +38,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
         "pagedopt": __version__,
         "system": {name: about[name] for name in ("platform", "python", "processor", "cores")},
         "packages": packages,
+        "look": facts.look(),  # after a step, which has begun the test of its parts
         "driver": machine.driver_version(),
         "cuda": facts.cuda_versions(),
         "cards": facts.cards(),

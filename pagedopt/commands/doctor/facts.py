@@ -1,4 +1,5 @@
-"""Installed packages, CUDA versions, GPUs, host memory and disk, as JSON values. A fact that cannot be had is None."""
+"""Installed packages, the look of steps, CUDA versions, GPUs, host memory and disk, as JSON values. A fact that cannot
+be had is None."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ import torch
 from ...system.cuda import driver
 from ...system.files import host
 from ...system.files.state_file import state_folder
+from ...system.look import parts
 
 #: Packages by import name, with what does not work without them.
 PACKAGES = {
@@ -63,6 +65,17 @@ def _version(name: str) -> str | None:
     names = importlib.metadata.packages_distributions().get(name.partition(".")[0], [])
     wanted = [n for n in names if n.replace("_", "-") == name.replace(".", "-")] or names
     return importlib.metadata.version(wanted[0]) if wanted else "unknown"
+
+
+def look() -> dict[str, str]:
+    """Return which look finds out what has changed since the last step, ``compiled`` or ``Python``, with the reason."""
+    if not parts.is_wanted():
+        return {"used": "Python", "reason": f"{parts.VARIABLE}=python"}
+    if parts.compiled_look() is not None:
+        return {"used": "compiled", "reason": "its parts passed their test"}
+    if parts.pending():
+        return {"used": "Python", "reason": "the test of the compiled one's parts has not ended yet"}
+    return {"used": "Python", "reason": "a part of torch is not as expected, or could not be tested"}
 
 
 def cuda_versions() -> dict[str, str | None]:

@@ -26,7 +26,7 @@ def show(report: Mapping[str, Any], console: Console | None = None) -> None:
 
 
 def system(report: Mapping[str, Any]) -> Table:
-    """Return a table of versions, free memory and free disk."""
+    """Return a table of versions, free memory, free disk and the look of a step."""
     table = _facts("this machine")
     about = report["system"]
     table.add_row("system", f"{about['platform']}, Python {about['python']}")
@@ -43,6 +43,7 @@ def system(report: Mapping[str, Any]) -> Table:
     table.add_row("CUDA", ", ".join(f"{text} {report['cuda'][key] or '-'}" for text, key in cuda.items()))
     found = [f"{name} {version}" for name, version in report["packages"].items() if version]
     table.add_row("packages", ", ".join(found))
+    table.add_row("look of a step", f"{report['look']['used']} ({report['look']['reason']})")
     return table
 
 

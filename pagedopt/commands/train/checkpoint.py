@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...common.kind_of import kind_of
 from ...optim.loading.check import is_whole
 from ..errors import UsageError
 from .files import replacing
@@ -52,7 +53,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise UsageError(f"--resume {path}: not a checkpoint of this program")
     found = content["format"]
     if type(found) is not int or found not in (BEFORE, FORMAT):
-        what = repr(found) if isinstance(found, (int, str)) else f"a {type(found).__name__}"
+        what = repr(found) if isinstance(found, (int, str)) else kind_of(found)
         raise UsageError(f"--resume {path}: checkpoint format {what}, this version reads {BEFORE} and {FORMAT}")
     if found == BEFORE:
         return content

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...common.kind_of import kind_of
 from ...optim.loading.check import is_whole
 from ...optim.state.group_options import OLD_ROUNDING
 from ...optim.state.rule_optimizer import RuleOptimizer
@@ -111,7 +112,7 @@ def _check_curve(what: str, found: Any, step: int) -> None:
 def _same_keys(what: str, found: Any, wanted: Any) -> None:
     """Refuse what is not a dict with exactly these keys."""
     if not isinstance(found, dict):
-        raise WrongContents(f"{what} is a {type(found).__name__}, not a dict")
+        raise WrongContents(f"{what} is {kind_of(found)}, not a dict")
     for key in wanted:
         if key not in found:
             raise WrongContents(f"{what} has no {key}")
@@ -122,7 +123,7 @@ def _same_keys(what: str, found: Any, wanted: Any) -> None:
 
 def _check_tensor(what: str, value: Any, wanted: torch.Tensor) -> None:
     if not isinstance(value, torch.Tensor):
-        raise WrongContents(f"{what} is a {type(value).__name__}, not a tensor")
+        raise WrongContents(f"{what} is {kind_of(value)}, not a tensor")
     if value.is_nested:
         raise WrongContents(f"{what} is a nested tensor, the model's is {wanted.dtype} {tuple(wanted.shape)}")
     if (value.dtype, value.shape, value.layout) != (wanted.dtype, wanted.shape, wanted.layout):
@@ -144,5 +145,5 @@ def _same(value: Any, wanted: Any) -> bool:
 def _shown(value: Any) -> str:
     """Return a value as at most 60 characters on one line."""
     readable = value is None or isinstance(value, (bool, int, float, str, list, tuple))
-    text = " ".join((repr(value) if readable else f"a {type(value).__name__}").split())
+    text = " ".join((repr(value) if readable else kind_of(value)).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -56,7 +56,9 @@ class Display:
             status = f"loss {losses[0]}  {_named(names, speeds)} tokens/s"
             if len(names) > 1 and not self.said_equal:
                 self.said_equal = True
-                self.console.print(f"{' and '.join(names)} have the same loss, to 3 digits: it is shown once")
+                both = " and ".join(names)
+                text = f"while {both} have the same loss, to 3 digits, it is shown once; speeds are in the same order"
+                self.console.print(text, soft_wrap=True)
         self.progress.update(self.task, completed=step, status=status)
         now = time.monotonic()
         if self.console.is_terminal or (step < self.next_line and now - self.last_line < PATIENCE):

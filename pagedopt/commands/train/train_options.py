@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...common.kind_of import kind_of
 from ...common.units import text_of_bytes
 from ...formats.names import full_name
 from ...paging.budget import Budget
@@ -172,14 +173,14 @@ def check_batch(options: TrainOptions) -> None:
 def check_saved(saved: Any) -> None:
     """Refuse options in a checkpoint that no run can have had."""
     if not isinstance(saved, dict):
-        raise UsageError(f"they are a {type(saved).__name__}, not a dict")
+        raise UsageError(f"they are {kind_of(saved)}, not a dict")
     types = typing.get_type_hints(TrainOptions)
     optional = {f.name for f in fields(TrainOptions) if f.default is not MISSING}
     if wrong := sorted(map(str, saved.keys() ^ types.keys() - (optional - saved.keys()))):
         raise UsageError(f"{', '.join(wrong)[:60]} should not be there, or is missing")
     for name, value in saved.items():
         if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
-            raise UsageError(f"{name} is a {type(value).__name__}, not {getattr(types[name], '__name__', types[name])}")
+            raise UsageError(f"{name} is {kind_of(value)}, not {getattr(types[name], '__name__', types[name])}")
         if name in CHOICES and value not in CHOICES[name]:
             raise UsageError(f"{name} is none of {', '.join(CHOICES[name])}")
     check_ranges(saved)

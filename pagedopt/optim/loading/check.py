@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...common.kind_of import kind_of
 from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2
@@ -52,7 +53,7 @@ def check_is_dict(state_dict: Any) -> None:
 def check_form(state_dict: StateDict) -> None:
     """Raise TypeError or NoStateDict if this is no state dict of any optimizer."""
     if not isinstance(state_dict, Mapping):
-        raise TypeError(f"a state dict of an optimizer is a dict, and this is a {type(state_dict).__name__}")
+        raise TypeError(f"a state dict of an optimizer is a dict, and this is {kind_of(state_dict)}")
     groups = state_dict.get("param_groups")
     if not isinstance(state_dict.get("state"), Mapping) or not isinstance(groups, list | tuple):
         raise NoStateDict(
@@ -151,7 +152,7 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
     for key, (_, group, p) in zip(keys, occurrences(optimizer), strict=True):
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
-            raise ValueError(f"loaded state of parameter {key} is a {type(entry).__name__}, not a dict")
+            raise ValueError(f"loaded state of parameter {key} is {kind_of(entry)}, not a dict")
         numbers = number_names(optimizer, optimizer.rule_of(group))
         columns = state_columns(optimizer, optimizer.state_names(group), p, group) if entry else {}
         present = {name: value for name, value in entry.items() if value is not None}

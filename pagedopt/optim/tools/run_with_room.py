@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 
+from ...common.kind_of import kind_of
 from ...common.units import text_of_bytes
 from ...tables.shards import local
 from ..base import PagedOptimizer
@@ -104,9 +105,9 @@ def run_with_room(
         >>> optimizer.step()
     """
     if not isinstance(optimizer, PagedOptimizer):
-        what = f"run_with_room(optimizer, function): the optimizer is a {type(optimizer).__name__}"
+        what = f"run_with_room(optimizer, function): the optimizer is {kind_of(optimizer)}"
         if isinstance(function, PagedOptimizer):
-            raise TypeError(f"{what} and the function a {type(function).__name__}; give the optimizer first")
+            raise TypeError(f"{what} and the function {kind_of(function)}; give the optimizer first")
         raise TypeError(f"{what}, whose state cannot be spilled; give one of pagedopt, as PagedAdamW")
     if not callable(function):
         raise TypeError(f"run_with_room(optimizer, function): the function is {function!r}; give one without arguments")

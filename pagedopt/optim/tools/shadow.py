@@ -16,6 +16,7 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 
+from ...common.kind_of import kind_of
 from ...common.units import text_of_bytes, text_of_seconds
 from ..adamw import PagedAdamW
 from ..base import PagedOptimizer
@@ -170,7 +171,7 @@ def _pair(optimizer: torch.optim.Optimizer, options: Options) -> tuple[tuple[Any
         if type(optimizer) is theirs:
             return (theirs, ours), options
     names = ", ".join(f"torch.optim.{theirs.__name__} or {ours.__name__}" for theirs, ours in known)
-    raise TypeError(f"optimizer is a {type(optimizer).__name__}, which has no counterpart; there are {names}")
+    raise TypeError(f"optimizer is {kind_of(optimizer)}, which has no counterpart; there are {names}")
 
 
 def _implementation(optimizer: torch.optim.Optimizer) -> str:

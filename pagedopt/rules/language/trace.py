@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, NoReturn
 
+from ...common.kind_of import kind_of
 from .operations import ARITY, FUNCTIONS, OPERATIONS
 from .rewrite import rewritten
 from .syntax import RuleError, Signature, Source, check, codes, refuse, source_of
@@ -215,7 +216,7 @@ class Trace:
         if isinstance(value, Node | Raw):
             return value
         if not isinstance(value, Real):
-            said = repr(value) if value is None or isinstance(value, str | complex) else f"a {type(value).__name__}"
+            said = repr(value) if value is None or isinstance(value, str | complex) else kind_of(value)
             advice = "; a branch is one number: choose each by itself" if isinstance(value, tuple) else ""
             advice += "; a tensor is an argument of the rule, and of one number take .item()" * (said == "a Tensor")
             raise Refusal(f"{said} where a number is needed{advice}")

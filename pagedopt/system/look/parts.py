@@ -24,6 +24,7 @@ import torch
 
 from .. import cache
 from ..numba.compile_text import load, with_disk_cache
+from ..variables import asks_for
 from . import words
 
 #: "python": optimizers made from now on have no compiled look.  Otherwise they have it where it passes its test.
@@ -258,8 +259,8 @@ def pending() -> bool:
 
 
 def is_wanted() -> bool:
-    """Return whether the environment leaves the choice of the look to us."""
-    return os.environ.get(VARIABLE) != "python"
+    """Return whether the environment leaves the choice of the look to us; warn once of a value without meaning."""
+    return not asks_for(VARIABLE, "python", usual="compiled")
 
 
 __all__ = ["Look", "compiled_look", "is_wanted", "look_of_this_build", "pending", "store_verdict"]
