@@ -47,7 +47,7 @@ class Route:
     Attributes:
         at_hand: number of rows in the first launch.
         moves: the visit of each page, and (first, last) of its rows.
-        graphs: makes a graph of the plan, once steps repeat; None on a CPU.
+        graphs: makes a graph of the plan, once steps repeat; None until one is asked for.
     """
 
     store: Store
@@ -61,10 +61,6 @@ class Route:
     _launched: list[Span] = field(default_factory=list, init=False)
     _visiting: int = field(default=0, init=False)
     _whole_params: tuple[HostTable, list[list[int]]] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        if self.device.type == "cuda":
-            self.graphs = RouteGraphs(self.store.graphs)
 
     @property
     def geometry(self) -> Geometry | None:
@@ -129,7 +125,7 @@ class Route:
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._capture(sweep, arenas, kernel)
-        elif self.graphs is None or self.launch_graph(sweep, arenas, kernel) is None:
+        elif self.device.type != "cuda" or self.launch_graph(sweep, arenas, kernel) is None:
             sweep.launch(None, actions, self.mover(arenas), ready=kernel)
 
     def can_be_nodes(self, arenas: Sequence[Arena]) -> bool:
@@ -146,8 +142,10 @@ class Route:
             sweep, arenas, kernel: see :meth:`launch`.
             fenced: whether the graph has :attr:`~.staged_graph.StagedGraph.fences`.
         """
-        if self.graphs is None or not self._may_be_a_graph(sweep, arenas):
+        if not self._may_be_a_graph(sweep, arenas):
             return None
+        if self.graphs is None:  # made here: a capture makes a route, too
+            self.graphs = RouteGraphs(self.store.graphs)
 
         def plan() -> tuple[tuple[Action, ...], frozenset[int]]:
             launches = enumerate(self.params_by_launch(whole=True)) if fenced else ()
@@ -160,7 +158,7 @@ class Route:
         """Return whether a graph can be made, and would move nearly what the last plan moves."""
         if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
             return False
-        shared = any(arenas[move.arena].lock is not None for move, _ in self.moves[:1])
+        shared = any(arenas[i].lock is not None for i in {move.arena for move, _ in self.moves})
         return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
 
     def _whole_plan(self, table: HostTable) -> tuple[Action, ...]:
@@ -195,7 +193,7 @@ def route(
     arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
     if not params or not states or not arenas:
         return None
-    found = [find(arenas, each) for each in zip(*states, strict=True)]
+    found = [_find(arenas, p, each) for p, each in zip(params, zip(*states, strict=True), strict=True)]
     passing = {
         number
         for number, arena in enumerate(arenas)
@@ -221,6 +219,12 @@ def route(
     else:
         rows = Rows(parts.param, parts.offset, parts.numel, shift)
     return Route(store, device, rows, at_hand, moves)
+
+
+def _find(arenas: Sequence[Arena], param: torch.Tensor, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """Return :func:`find` of a parameter that has as many elements as its state was made for."""
+    at = find(arenas, states)
+    return None if at is None or arenas[at[0]].layout.numels[at[1]] != param.numel() else at
 
 
 @functools.lru_cache(maxsize=1024)

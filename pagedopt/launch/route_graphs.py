@@ -34,8 +34,7 @@ class RouteGraphs:
     def __init__(self, known: Graphs) -> None:
         self._graphs: dict[bool, StagedGraph] = {}
         self._equal, self._known = 0, known
-        if known.patience.served:  # graphs of a route before this one
-            known.patience.lost()
+        known.patience.lost()  # graphs of routes before this one
 
     def launch(
         self,
@@ -70,7 +69,7 @@ class RouteGraphs:
         except (CudaError, torch.OutOfMemoryError) as error:
             if sweep.begun:  # it was launched
                 raise
-            log.warning("a step whose state passes through slots goes call by call, not as a CUDA graph: %s", error)
+            log.warning("a step whose state passes through slots goes call by call, not as a graph: %s", str(error))
             self._graphs, self._equal = {}, -RETRY
             return None
         self._known.patience.served += 1

@@ -134,10 +134,11 @@ class StagedGraph:
             sweep.begun = True  # set here: an interrupt may come behind the launch
             try:
                 self._graph.launch(stream)
+                sweep.launches += self._kernels
             except CudaError:
                 sweep.begun = False
                 raise
-            sweep.launches += self._kernels
-            ring.launched(stream, self._copied_bytes)
-            if isinstance(self._at, DeviceStep):
-                self._at.launched(stream)
+            finally:  # whatever has risen: others come behind the graph, which may be in flight
+                ring.launched(stream, self._copied_bytes)
+                if isinstance(self._at, DeviceStep):
+                    self._at.launched(stream)

@@ -57,5 +57,10 @@ class StagedCopies:
         buffer, copied = self._slots[self._at]
         copied.wait()  # at once if the buffer was never used
         buffer[: len(words)] = words
-        driver.copy_to_device(target, buffer.ctypes.data, words.nbytes, stream)
-        copied.record(stream)
+        try:
+            driver.copy_to_device(target, buffer.ctypes.data, words.nbytes, stream)
+            copied.record(stream)
+        except BaseException:  # the copy may be queued, and no event guards it: the driver frees the buffer behind it
+            del self._slots[self._at]
+            self._at -= 1
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Protocol
 
@@ -22,20 +23,28 @@ class TakesMemory(Protocol):
         """Bytes of device memory that it takes."""
 
 
-def are_wanted() -> bool:
-    """Whether staged steps of an optimizer that is made now may be graphs."""
-    return not asks_for(VARIABLE, "calls", usual="graph")
-
-
 class Graphs:
-    """Whether there may be graphs, how long steps must repeat before, and those that live."""
+    """Whether there may be graphs, how long steps must repeat before, and those that live.
 
-    def __init__(self, wanted: bool) -> None:
-        self.wanted = wanted
-        self.patience = Patience(MOST_PATIENCE)
-        self.alive: weakref.WeakSet[TakesMemory] = weakref.WeakSet()
+    Of a thousand optimizers most have no graphs: what only those need is made when it is asked for.
+    """
+
+    __slots__ = ("__dict__", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = not asks_for(VARIABLE, "calls", usual="graph")
+
+    @functools.cached_property
+    def patience(self) -> Patience:
+        """How many equal steps come before a graph is made."""
+        return Patience(MOST_PATIENCE)
+
+    @functools.cached_property
+    def alive(self) -> weakref.WeakSet[TakesMemory]:
+        """Graphs, and slots that they own."""
+        return weakref.WeakSet()
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that they take."""
-        return sum(graph.nbytes for graph in self.alive)
+        return sum(each.nbytes for each in vars(self).get("alive", ()))

@@ -55,6 +55,11 @@ class GraphSlots:
         self.slot_bytes = slot_bytes
         self.memory = driver.DeviceMemory(SLOTS * slot_bytes, device.index)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.memory.nbytes
+
     def address(self, slot: int) -> int:
         """Return the address of a slot."""
         return self.memory.address + slot * self.slot_bytes
@@ -91,7 +96,11 @@ class Ring:
 
     def launched(self, stream: int, copied_bytes: Sequence[int]) -> None:
         """Note that a graph was launched on a stream, which was behind :attr:`ended`; slots belong to it to its end."""
-        self.ended.record(stream)
+        try:
+            self.ended.record(stream)
+        except BaseException:
+            self.ended.record(stream)  # once more: another optimizer would come too early at these slots
+            raise
         self.ended.hold(self.down.cuda_stream)  # torch gives the slots' memory back behind what `down` was given
         for direction, nbytes in enumerate(copied_bytes):
             self.copied_bytes[direction] += nbytes

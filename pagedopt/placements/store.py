@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from ..tables.shards import like_shard, local
 from . import choose
 from .arena import divide
 from .choose import Arena, HostAccess, Placement
-from .graphs import Graphs, are_wanted
+from .graphs import Graphs
 from .limits import Affords, Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
@@ -86,12 +85,7 @@ class Store:
         self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
         self.versions = Versions()
-        self._graphs_wanted = are_wanted()
-
-    @functools.cached_property
-    def graphs(self) -> Graphs:
-        """What is known of graphs of staged steps: of a thousand optimizers most have none."""
-        return Graphs(self._graphs_wanted)
+        self.graphs = Graphs()
 
     @property
     def budget(self) -> Budget:
@@ -241,11 +235,10 @@ class Store:
 
     def slots(self, device: torch.device) -> Slots:
         """Return what pages pass through: the device's ring; within :meth:`slots_apart` others."""
-        if self._apart is None:
-            return self.ring(device)
-        if device not in self._apart:
-            self._apart[device] = GraphSlots(device, self._slot_bytes(device))
-        return self._apart[device]
+        if self._apart is not None and device not in self._apart:
+            self._apart[device] = slots = GraphSlots(device, self._slot_bytes(device))
+            self.graphs.alive.add(slots)
+        return self.ring(device) if self._apart is None else self._apart[device]
 
     @contextlib.contextmanager
     def slots_apart(self) -> Iterator[dict[torch.device, GraphSlots]]:
@@ -368,7 +361,7 @@ class Store:
         return ReadyArenas(arenas, tuple(residents), joined(locks) if locks else NOTHING_HELD)
 
     def drop(self) -> None:
-        """Evict again the pages that are away but that other code has read or written, e.g. for a checkpoint."""
+        """Evict again pages that are away but that other code has touched, e.g. for a checkpoint."""
         for arena in self.arenas:
             arena.drop()
 
@@ -395,7 +388,7 @@ class Store:
             self.limits.total(self.arenas),
             sum(ring.nbytes for ring in self.rings.values()),
             "" if self.budget.everything else str(self.budget),
-            self.graphs.nbytes if "graphs" in vars(self) else 0,
+            self.graphs.nbytes,
         )
 
     def _loose(self, state: Sequence[torch.Tensor]) -> list[dict[str, int]]:

@@ -104,7 +104,7 @@ class Order:
         self.captures: dict[int, Graph] = {}
         self.faults: list[str] = []
         self._draw = None if seed is None else random.Random(seed)
-        self._streams = 0
+        self._streams, self._runs = 0, False
         self._seen: dict[int, list[Access]] = defaultdict(list)  # by part
         self._freed: deque[tuple[Clock, Range, Callable[[], None]]] = deque()
 
@@ -236,12 +236,19 @@ class Order:
 
     def run(self, clock: Clock | None = None) -> None:
         """Carry out what a clock is behind, and no more; None: everything."""
+        if self._runs:  # garbage may be collected in the middle of some work, and wait for all
+            return
         goal = self._all() if clock is None else clock
         while late := [s for s, number in goal.items() if s >= 0 and self.done[s] < number]:
             late.sort(key=lambda s: (self.first.get(s, len(self.first)), s))
             ready = next(s for s in late if self._is_ready(self.queues[s][0]))
-            operation = self.queues[ready].popleft()
-            reads, writes = operation.work()
+            operation = self.queues[ready][0]
+            self._runs = True
+            try:
+                reads, writes = operation.work()
+            finally:
+                self._runs = False
+            self.queues[ready].popleft()
             self._touch(ready, operation.clock, operation.what, reads, writes)
             self.done[ready] += 1
             self._end_freed()

@@ -137,7 +137,7 @@ def _rules(optimizer: RuleOptimizer) -> list[object]:
 def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout) -> None:
     """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
     given = [grad for m in of if (grad := m.param.grad) is not None]
-    if len(given) == len(of) and layout.same(*given):
+    if len(given) == len(of) == layout.count and layout.same(*given):
         return
     captured = bucket.sweep.table.dtypes[1]
     for m in of:

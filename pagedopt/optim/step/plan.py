@@ -99,8 +99,10 @@ def _partition(
         stays = on_device(member, shared)
         alike = stays, member.turn, member.rule, member.param.device, formats_of(member)
         found.setdefault(alike, []).append(member)
-    # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
-    launches = sorted(found.items(), key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
+    launches = [*found.items()]
+    if not shared:  # else each launch takes the number that the one before it has left
+        # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
+        launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
     return [(Bucket(optimizer, each, shared, shards, stays), each) for (stays, *_), each in launches]
 
 

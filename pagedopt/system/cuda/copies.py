@@ -41,9 +41,14 @@ class Copy(NamedTuple):
         d = bindings()
         p, unified = d.CUDA_MEMCPY3D(), d.CUmemorytype.CU_MEMORYTYPE_UNIFIED
         p.srcMemoryType, p.srcDevice, p.dstMemoryType, p.dstDevice = unified, self.source, unified, self.target
-        p.WidthInBytes, p.Height, p.Depth = self.nbytes, 1, self.ranges
-        p.srcPitch, p.srcHeight = _pitch_and_height(self.source_gap or self.nbytes)
-        p.dstPitch, p.dstHeight = _pitch_and_height(self.target_gap or self.nbytes)
+        if self.ranges == 1:  # as rows side by side: one may be too long for the driver
+            width, rows = _pitch_and_height(self.nbytes)
+            p.WidthInBytes, p.Height, p.Depth = width, rows, 1
+            p.srcPitch, p.srcHeight = p.dstPitch, p.dstHeight = width, rows
+        else:
+            p.WidthInBytes, p.Height, p.Depth = self.nbytes, 1, self.ranges
+            p.srcPitch, p.srcHeight = _pitch_and_height(self.source_gap)
+            p.dstPitch, p.dstHeight = _pitch_and_height(self.target_gap)
         return p
 
 

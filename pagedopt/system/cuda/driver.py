@@ -333,8 +333,9 @@ class Event:
             check("cuThreadExchangeStreamCaptureMode", change(before))
 
     def wait(self) -> None:
-        """Block the host until the recorded work has ended."""
-        check("cuEventSynchronize", bindings().cuEventSynchronize(self.handle))
+        """Block the host until the recorded work has ended, also while another stream is being captured."""
+        with relaxed_capture():
+            check("cuEventSynchronize", bindings().cuEventSynchronize(self.handle))
 
 
 def _destroy_event(handle: int) -> None:

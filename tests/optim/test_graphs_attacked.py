@@ -1,4 +1,4 @@
-"""What came in with staged graphs and is wrong on a CPU, too; each test fails, and its reason says what to do."""
+"""What an attack on launches and copies has found, on a CPU, too: each once failed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ from pagedopt.formats import Column, Format
 from pagedopt.system.cuda.copies import Copy
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="optim/step/plan.py: launches are sorted by size within a turn, and each launch that shares a step count "
-    "takes the count after the launch before it: the small bucket gets the large one's number (2 % of a step here). "
-    "Sort only launches none of whose numbers is in `shared`, or give these members turns.",
-)
 def test_parameters_of_two_dtypes_that_share_a_step_count_take_it_in_their_order() -> None:
     """As in torch's loop, and as before launches were sorted."""
 
@@ -63,13 +57,6 @@ class Means(Format):
 
 
 @pytest.mark.parametrize("numel", [100, 128])
-@pytest.mark.xfail(
-    strict=True,
-    reason="ready_arenas.find does not see how many elements the parameter has: if all columns of a format share "
-    "entries, a parameter that was cut down within its last entry has the same state, and a step takes the layout's "
-    "elements: it reads behind the gradient and writes behind the parameter. (Of 128 elements before _is_whole, too; "
-    "of 100 only since.) In route(): a parameter whose numel() is not layout.numels[index] is in no arena.",
-)
 def test_nothing_is_written_behind_a_parameter_that_was_cut_down(numel: int) -> None:
     memory, gradient = torch.zeros(numel), torch.ones(numel)
     cut, other = torch.nn.Parameter(memory[:]), torch.nn.Parameter(torch.zeros(50))
@@ -84,13 +71,6 @@ def test_nothing_is_written_behind_a_parameter_that_was_cut_down(numel: int) -> 
 
 
 @pytest.mark.parametrize("nbytes", [1 << 31, (1 << 31) + 512])
-@pytest.mark.xfail(
-    strict=True,
-    reason="Copy.parameters() halves or keeps the pitch of a single range of 2 GiB or more, which a node then has: "
-    "narrower than the row, or too large. CUDA refuses the graph; queue() can. With `ranges == 1` cut it into rows "
-    "(WidthInBytes * Height), or let Nodes.copy add cuGraphAddMemcpyNode of several copies. No placement that is "
-    "shipped has such pages.",
-)
 def test_a_single_large_range_can_be_a_node(nbytes: int) -> None:
     pytest.importorskip("cuda.bindings.driver")
     p = Copy(1 << 40, 1 << 41, nbytes).parameters()
