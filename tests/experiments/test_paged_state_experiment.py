@@ -108,7 +108,7 @@ def test_no_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("paged_state", "nvidia-h200") == 24
+    assert judged("paged_state", "nvidia-h200") == 33
     regenerated("paged_state", tmp_path, monkeypatch)
 
 
