@@ -1,7 +1,7 @@
 """What does a staged step cost the host and the card as one CUDA graph, and call by call?
 
-Answer (H200, 2026-11): with state of 1.56 B parameters in float32 (743 pages) the call of ``step()`` returns after 6.7 ms
-and not after 201, in 8 bits (187 pages) after 3.6 and not 44; the card takes what its bytes take in both ways.
+Answer (H200, 2026-11): with state of 1.56 B parameters in float32 (743 pages) ``step()`` returns after 6.7 ms and not
+after 201, in 8 bits (187 pages) after 3.6 and not 44; the card takes what its bytes take in both ways.
 
 Copies go up and down both ways: a step takes at least what its bytes take at the rate of the link measured beside it.
 A graph is made in the second step; what that takes beyond a step that launches it is the time of making it.
