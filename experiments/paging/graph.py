@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from experiments.harness.columns import ms, ratio
-from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, best, on_one_clock, over
+from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, best, on_one_clock, over, series
 from experiments.works.link import BOTH, MOVES, Link
 from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK, away_bytes, pace
@@ -53,8 +53,8 @@ def measure(run: Run) -> Iterator[Row]:
     pace(run)
     run.seconds = run.size(3.0, 0.1)  # bars hang on a hundredth
     link = Link.of(run)
-    both = best(run.measure([case for case in link.cases(8) if case.name == BOTH])[BOTH])["median"]
-    rate = sum(MOVES[BOTH]) * link.nbytes / both
+    both = best(run.measure([case for case in link.cases(8) if case.name == BOTH])[BOTH])
+    rate = sum(MOVES[BOTH]) * link.nbytes / both["median"], both["clock"]
     del link
     run.free()
     for name, work, state in run.each(works(run)):
@@ -62,8 +62,8 @@ def measure(run: Run) -> Iterator[Row]:
             yield from _ways(run, name, work, state, rate)
 
 
-def _ways(run: Run, name: str, work: Work, state: str, rate: float) -> Iterator[Row]:
-    """Rows of one work: both ways take turns; ``rate``: bytes a µs of copies both ways."""
+def _ways(run: Run, name: str, work: Work, state: str, rate: tuple[float, str]) -> Iterator[Row]:
+    """Rows of one work: both ways take turns; ``rate``: bytes a µs of copies both ways, and the clock."""
     params = work.parameters(run.device)
     cases, about = [], {}
     for way in (GRAPH, CALLS):
@@ -75,7 +75,7 @@ def _ways(run: Run, name: str, work: Work, state: str, rate: float) -> Iterator[
         away = away_bytes(report)
         about[way] = {
             "pages": sum(arena.layout.pages for arena in optimizer.store.arenas), "bytes": 2 * away,
-            "floor": 2 * away / rate, "made": made, "graph_bytes": report.graphs, "taken": taken,
+            "floor": series([2 * away / rate[0]], rate[1]), "made": made, "graph_bytes": report.graphs, "taken": taken,
         }  # fmt: skip
         cases.append(Case(way, optimizer.step))
     for way, timing in run.measure(cases).items():
@@ -94,16 +94,16 @@ def _optimizer(params: Sequence[torch.nn.Parameter], state: str, way: str, apart
     return optimizer
 
 
-def _made(optimizer: PagedAdamW) -> float:
-    """Milliseconds that the host takes for the second step, beyond the least of the next three."""
+def _made(optimizer: PagedAdamW) -> dict[str, Any]:
+    """Microseconds that the host takes for the second step, beyond the least of the next three."""
     times = []
     for _ in range(4):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         optimizer.step()
-        times.append((time.perf_counter() - begin) * 1e3)
+        times.append((time.perf_counter() - begin) * 1e6)
     torch.cuda.synchronize()
-    return max(0.0, times[0] - min(times[1:]))
+    return series([max(0.0, times[0] - min(times[1:]))], "host")
 
 
 def derive(rows: Rows) -> Rows:
@@ -115,8 +115,8 @@ def derive(rows: Rows) -> Rows:
             step, host = row["time"]["median"], row["host"]["median"]
             of_calls = over(row["time"], calls and calls["time"]) if row["way"] == GRAPH else None
             found.append({
-                **row, "of_floor": step / row["floor"] if row["floor"] else None, "of_calls": of_calls,
-                "host_ms": host / 1e3, "steps": row["made"] / (step / 1e3), "mib": row["taken"] / 2**20,
+                **row, "of_floor": step / row["floor"]["median"], "of_calls": of_calls,
+                "host_ms": host / 1e3, "steps": row["made"]["median"] / step, "mib": row["taken"] / 2**20,
             })  # fmt: skip
     return found
 
@@ -124,7 +124,7 @@ def derive(rows: Rows) -> Rows:
 COLUMNS: dict[str, Column] = {
     "state": lambda row: f"{row['work']}, {row['state']}", "way": "way", "pages": lambda row: f"{row['pages']:,}",
     "ms": ms("time"), "floor": ms("floor"), "÷ floor": ratio("of_floor"), "÷ calls": ratio("of_calls"),
-    "host, ms": ms("host"), "made in, ms": "made", "MiB taken": "mib",
+    "host, ms": ms("host"), "made in, ms": ms("made"), "MiB taken": "mib",
 }  # fmt: skip
 TABLES = [Table("a step whose state is all on the host", COLUMNS)]
 BARS = [
