@@ -195,7 +195,7 @@ def options(results: Results) -> str:
          {"case": OURS}, {"case": CAPTURED}),
         *(("`optimizer.attach(model)`", f"an iteration of a GPT of 1.56 B parameters, state in {state} on the host",
            "hiding", forward.where(state=state), "time", {"way": EXPOSED}, {"way": HIDDEN})
-          for state in ("float32", "bfloat16")),
+          for state in ("float32", "bfloat16", "int8")),
     ]  # fmt: skip
     lines = []
     for option, what, note, rows, column, *ways in cases:
