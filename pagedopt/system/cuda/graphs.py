@@ -120,7 +120,7 @@ def go_on_behind(stream: int, nodes: Sequence[Any]) -> None:
     """Let what a stream is given next come behind nodes that were added to the graph it is being captured into."""
     d = bindings()
     flag = int(d.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES)
-    data = () if hasattr(d, "cuStreamUpdateCaptureDependencies_v2") else (None,)  # CUDA 12 has two forms
+    data = (None,) if d.CUDA_VERSION >= 13000 else ()  # of the edges, which have none
     call("cuStreamUpdateCaptureDependencies", stream, [*nodes], *data, len(nodes), flag)
 
 
