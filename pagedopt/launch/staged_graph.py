@@ -34,7 +34,7 @@ def add_staged(
     at: DeviceStep | TableCopy,
     fences: Sequence[Event | None] = (),
 ) -> int:
-    """Add a staged plan to a graph; return the number of kernels.
+    """Add a staged plan to a graph; return the number of launches over rows.
 
     Args:
         nodes: the graph.
@@ -49,7 +49,6 @@ def add_staged(
     if isinstance(at, DeviceStep):
         prologue, numbers, rows = at.prologue(table)
         mover.launched(prologue.add_to(nodes, numbers, rows, mover.next_launch_behind))
-        count += 1
 
     def launch(span: Span | None) -> None:
         nonlocal count

@@ -219,7 +219,7 @@ def test_what_cannot_be_is_refused() -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"optimizer is a PagedLion, .* there are torch\.optim\.AdamW or"):
         shadow(net, PagedLion(net.parameters()), batches)
-    with pytest.raises(TypeError, match="optimizer is a Adagrad"):
+    with pytest.raises(TypeError, match="optimizer is an Adagrad"):
         shadow(net, torch.optim.Adagrad(net.parameters()), batches)
     with pytest.raises(TypeError, match=r"a tensor of \(8, 3\), not one number; give loss="):
         shadow(net, optimizer, [b[0] for b in batches])
