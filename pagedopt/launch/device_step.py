@@ -45,7 +45,7 @@ class DeviceStep(Transport):
 
     name = "device"
     in_memory = True
-    may_be_copied = True  # it is one
+    may_be_copied = True  # its table is on the device, at one address
 
     def __init__(
         self, rule: Rule, device: int, table: HostTable, groups: int, counters: npt.NDArray[np.float64] | None = None

@@ -26,7 +26,7 @@ class RouteGraphs:
     """The graphs of one route: one with fences, for steps that are queued, and one without.
 
     Args:
-        known: of the store of its pages.
+        known: what the store of its pages knows of graphs.
     """
 
     __slots__ = ("_equal", "_graphs", "_known")
@@ -52,7 +52,7 @@ class RouteGraphs:
             plan: returns the actions that move all pages, and the launches behind which there is to be an event.
             fenced: whether there are events behind those.
         """
-        graph, sweep.begun = self._graphs.get(fenced), False
+        graph = self._graphs.get(fenced)
         if graph is not None and not graph.fits(kernel, ring):
             self._graphs, self._equal, graph = {}, 0, None
             self._known.patience.lost()

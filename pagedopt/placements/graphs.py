@@ -26,7 +26,7 @@ class TakesMemory(Protocol):
 class Graphs:
     """Whether there may be graphs, how long steps must repeat before, and those that live.
 
-    Of a thousand optimizers most have no graphs: what only those need is made when it is asked for.
+    Most stores have no graph, and a process may have thousands of stores: so the parts are made when they are asked for.
     """
 
     __slots__ = ("__dict__", "wanted")
