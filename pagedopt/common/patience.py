@@ -19,8 +19,6 @@ class Patience:
         self.wait, self.served, self._most = 1, 0, most
 
     def lost(self) -> None:
-        """Note that what was made can serve no longer; what has not served, or is known to be lost, is not counted."""
-        if not self.served:
-            return
+        """Note that what was made can serve no longer."""
         self.wait = 1 if self.served > 4 * self.wait else min(2 * self.wait, self._most)
         self.served = 0

@@ -121,8 +121,8 @@ class Route:
             kernel: the result of :meth:`Sweep.ready`.
 
         Raises:
-            CudaError, torch.OutOfMemoryError: see :meth:`Sweep.launch`.  A graph that the driver refuses raises nothing:
-                the step then goes call by call.
+            CudaError, torch.OutOfMemoryError: see :meth:`Sweep.launch`.  A graph that the driver refuses raises
+                nothing: the step then goes call by call.
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._capture(sweep, arenas, kernel)

@@ -34,7 +34,7 @@ class RouteGraphs:
     def __init__(self, known: Graphs) -> None:
         self._graphs: dict[bool, StagedGraph] = {}
         self._equal, self._known = 0, known
-        known.patience.lost()  # graphs of routes before this one
+        known.lost()  # those of routes before this one
 
     def launch(
         self,
@@ -55,7 +55,7 @@ class RouteGraphs:
         graph = self._graphs.get(fenced)
         if graph is not None and not graph.fits(kernel, ring):
             self._graphs, self._equal, graph = {}, 0, None
-            self._known.patience.lost()
+            self._known.lost()
         try:
             if graph is None:
                 self._equal += 1

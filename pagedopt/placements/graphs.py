@@ -26,7 +26,7 @@ class TakesMemory(Protocol):
 class Graphs:
     """Whether there may be graphs, how long steps must repeat before, and those that live.
 
-    Most stores have no graph, and a process may have thousands of stores: so the parts are made when they are asked for.
+    Most stores have no graph, and a process may have thousands of stores: so the parts are made when asked for.
     """
 
     __slots__ = ("__dict__", "wanted")
@@ -43,6 +43,11 @@ class Graphs:
     def alive(self) -> weakref.WeakSet[TakesMemory]:
         """Graphs, and slots that they own."""
         return weakref.WeakSet()
+
+    def lost(self) -> None:
+        """Note that graphs of a plan can serve no longer; each launch of that plan may say so."""
+        if self.patience.served:
+            self.patience.lost()
 
     @property
     def nbytes(self) -> int:

@@ -98,7 +98,7 @@ def test_a_rare_hook_does_not_wear_out_its_patience() -> None:
             with_hook(optimizer)
         else:
             optimizer.step()
-    assert optimizer._quick.patience <= 8
+    assert optimizer._quick.patience.wait <= 8
 
 
 class Slow(PagedSGD):

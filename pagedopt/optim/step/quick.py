@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.optim import optimizer as torch_hooks
 
+from ...common.patience import Patience
 from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.cuda import virtual
@@ -284,16 +285,16 @@ class QuickSteps:
 
     Attributes:
         step: it; None: there is none.
-        patience: how many equal steps come before it is made; doubles each time that one has served only for a few.
+        patience: how many equal steps come before it is made.
     """
 
-    __slots__ = ("_equal", "_taken", "_wanted", "patience", "step")
+    __slots__ = ("_equal", "_wanted", "patience", "step")
 
     def __init__(self, before: QuickSteps | None = None) -> None:
         self._wanted: bool = is_wanted() if before is None else before._wanted
         self.step: QuickStep | None = None
-        self.patience = 1
-        self._equal = self._taken = 0
+        self.patience = Patience(MAX_PATIENCE)
+        self._equal = 0
 
     def take(self, optimizer: RuleOptimizer) -> bool:
         """Take a step; return whether it was taken.  Otherwise the optimizer is as it was."""
@@ -311,8 +312,8 @@ class QuickSteps:
                 found = self._run_again(step, optimizer, found)
         if found in (words.ANEW, words.CHANGED, words.GROUPS_DIFFER, words.COUNTS_DIFFER):
             self.step, self._equal = None, 0
-            self.patience = 1 if self._taken > 4 * self.patience else min(2 * self.patience, MAX_PATIENCE)
-        self._taken = self._taken + 1 if found == words.DONE else self._taken if self.step else 0
+            self.patience.lost()
+        self.patience.served += found == words.DONE
         return found == words.DONE
 
     def _run_again(self, step: QuickStep, optimizer: RuleOptimizer, why: int) -> int:
@@ -330,7 +331,7 @@ class QuickSteps:
             self.step, self._equal = None, 0
         elif self.step is None and self._wanted:
             self._equal += 1
-            if self._equal >= self.patience:
+            if self._equal >= self.patience.wait:
                 self._equal = 0
                 # The step is done: an error must not come for want of the next one.  A signal is not lost.
                 with Uninterrupted(), contextlib.suppress(Exception):
