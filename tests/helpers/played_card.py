@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from host_build import build_traced
-from played_driver import GRANULE, REGION, Driver, Memory, merged
+from played_driver import GRANULE, Driver
+from played_memory import REGION, Memory, merged
 from played_order import Order, Range, Touched
 from played_torch import Torch
 

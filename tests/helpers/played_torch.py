@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from played_driver import NOTHING, Driver, Memory
+from played_driver import Driver
+from played_memory import NOTHING, Memory
 from played_order import Event, Graph, Order, Range, Touched
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
