@@ -19,6 +19,7 @@ from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
 from .bucket import Bucket
 from .device_numbers import DeviceNumbers
+from .factor import StepFactor, factor_of
 from .launches import put_state, take_state_back
 from .members import Member, members
 from .plan import Plan
@@ -34,17 +35,22 @@ class CapturedStep:
     Args:
         launches: each bucket with its members and its update.
         slots: what its pages pass through.
+        factor: by what it multiplies gradients; None: it takes them as they are.
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_contents", "_gradients", "_groups", "_known", "_launches", "_numbers", "_read",
-        "_rules", "_slots", "_transport",
+        "__weakref__", "_addresses", "_contents", "_factor", "_gradients", "_groups", "_known", "_launches",
+        "_numbers", "_read", "_rules", "_slots", "_transport",
     )  # fmt: skip
 
     def __init__(
-        self, optimizer: RuleOptimizer, launches: Sequence[tuple[Bucket, list[Member], Update]], slots: object = None
+        self,
+        optimizer: RuleOptimizer,
+        launches: Sequence[tuple[Bucket, list[Member], Update]],
+        slots: object = None,
+        factor: StepFactor | None = None,
     ) -> None:
-        self._slots = slots
+        self._slots, self._factor = slots, factor
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
@@ -61,6 +67,8 @@ class CapturedStep:
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
         """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
+        if (self._factor is None) is not (optimizer.max_grad_norm is None and not optimizer.scaled):
+            return ["gradients are clipped or scaled now, and were not, or the other way around"]
         if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
             return ["groups, their parameters, their rules or formats are others"]
         found = []
@@ -90,7 +98,7 @@ class CapturedStep:
             found += [f"{each} has changed" for each in numbers.differences(optimizer)]
             if not numbers.is_told:
                 found.append("a refresh was broken off")
-        return found
+        return found + ([] if found or self._factor is None else self._factor.differences(optimizer))
 
     def refresh(self, optimizer: RuleOptimizer) -> None:
         """Queue a copy of today's gradients and numbers into the captured list, on the current stream.
@@ -117,6 +125,8 @@ class CapturedStep:
             index = bucket.sweep.device.index
             with torch.cuda.device(index):
                 numbers.publish(internals.current_stream(index))
+        if self._factor is not None:
+            self._factor.tell(optimizer)
         _leave_to_stream(before, now)
         self._read = tuple(now)
 
@@ -172,14 +182,18 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
     """
     found = _members(optimizer)
     with optimizer.store.slots_apart() as slots:
-        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
+        factor = factor_of(optimizer, owned=True)
+        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer), factor=factor)
         for bucket, _ in plan.launches:
             _check_bucket(bucket, plan.ready.arenas)
         launches = plan.prepare()
-        captured = CapturedStep(optimizer, launches, slots)
+        captured = CapturedStep(optimizer, launches, slots, factor)
+        computed = None if factor is None else factor.prepare(optimizer)
         with Uninterrupted(gives_way=True), plan.ready.held:
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
             try:
+                if computed is not None:
+                    computed.launch(optimizer, (), ())
                 put_state(optimizer, plan.fresh)
                 for _, _, update in launches:
                     update.launch(plan.ready.arenas)

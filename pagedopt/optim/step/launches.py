@@ -15,6 +15,7 @@ from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
 from .changes import KnownObjects
 from .device_numbers import DeviceNumbers
+from .factor import FactorUpdate, StepFactor, factor_of
 from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
 from .update import Update
@@ -30,12 +31,14 @@ class Launches(NamedTuple):
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
+        factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     objects: KnownObjects
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
+    factor: StepFactor | None = None
 
     def still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
@@ -61,6 +64,7 @@ class PreparedStep(NamedTuple):
         ready: the arenas of state, and how many of their pages are resident.
         entries: entries of state, kept alive until the step is dropped.
         fresh: parameters whose new state is still to be put into ``optimizer.state``.
+        factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     optimizer: RuleOptimizer
@@ -69,6 +73,7 @@ class PreparedStep(NamedTuple):
     ready: ReadyArenas
     entries: tuple[Any, ...]
     fresh: tuple[Member, ...] = ()
+    factor: FactorUpdate | None = None
 
     def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
@@ -93,12 +98,15 @@ class PreparedStep(NamedTuple):
                 return None
             with whole(self.optimizer, "a step", self._begun):
                 try:
+                    updates = self.updates
+                    if self.factor is not None:  # first: a step under the forward forks from the current stream then
+                        updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
                     if self.fresh:
                         put_state(self.optimizer, self.fresh)
-                    if launch is not None:
-                        launch(self)
+                    if launch is not None and updates:
+                        launch(self if updates is self.updates else self._replace(updates=updates))
                     else:
-                        for update in self.updates:
+                        for update in updates:
                             update.launch(arenas)
                 except BaseException:
                     if self.fresh and not self._begun():
@@ -125,7 +133,8 @@ def prepare_again(
     for bucket, (tensors, numbers) in zip(known.buckets, known.objects.picks, strict=True):
         if update := bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards):
             updates.append(update)
-    return PreparedStep(optimizer, tuple(updates), known, ready, (*optimizer.state.values(),))
+    factor = None if known.factor is None else known.factor.prepare(optimizer)
+    return PreparedStep(optimizer, tuple(updates), known, ready, (*optimizer.state.values(),), factor=factor)
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
@@ -137,13 +146,14 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone.found, on_device(optimizer), shards, everyone)
+    plan = Plan.of(optimizer, everyone.found, on_device(optimizer), shards, everyone, factor_of(optimizer))
     assert plan.objects is not None, "it was given everyone"
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
-    launches = Launches(plan.objects, buckets, plan.ready.residents, everyone.sharded)
+    launches = Launches(plan.objects, buckets, plan.ready.residents, everyone.sharded, plan.factor)
     entries = tuple([m.entry for m in everyone.found])
-    return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh)
+    factor = None if plan.factor is None else plan.factor.prepare(optimizer)
+    return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh, factor)
 
 
 def on_device(optimizer: RuleOptimizer) -> OnDevice:
@@ -154,7 +164,7 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
 
     def stay(member: Member, shared: set[int]) -> bool:
         names = number_names(optimizer, member.rule)
-        asked = names or optimizer.param_groups[member.group].get("capturable")
+        asked = names or optimizer.scaled or optimizer.param_groups[member.group].get("capturable")
         return bool(asked) and DeviceNumbers.takes(member, names, shared)
 
     return stay
