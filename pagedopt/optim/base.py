@@ -132,6 +132,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             closure: computes the loss again and returns it.
 
         Raises:
+            AssertionError, TypeError: ``grad_scale`` or ``found_inf`` is set, and a group is not ``fused`` (as torch),
+                or it is no tensor of one number.
             RuntimeError: a gradient is sparse; state has another dtype, shape or device than its parameter asks for; a
                 parameter has integers (NotImplementedError); a parameter or its state has lost its memory, or is a
                 DTensor whose gradient or state is none; the stream is being captured into a CUDA graph and the step

@@ -42,7 +42,7 @@ class Scaling(NamedTuple):
         found = cls(*(_checked(name, vars(optimizer).get(name)) for name in SCALING))
         if found.given and not all(group.get("fused") for group in optimizer.param_groups):
             raise AssertionError(
-                "grad_scale and found_inf are set, and a group is not fused=True: only such groups scale"
+                "grad_scale or found_inf is set, and a group is not fused=True: only such groups take them"
             )
         return found
 
