@@ -248,6 +248,25 @@ def test_a_parameter_in_two_groups_counts_once_and_all_groups_count() -> None:
     assert optimizer.grad_norm.item() == pytest.approx(norm_of((p.grad, q.grad)), rel=1e-14)
 
 
+@pytest.mark.parametrize("budget", [None, 0])
+def test_groups_of_several_rules_have_one_norm(budget: Any) -> None:
+    def run(kind: Any, **options: Any) -> tuple[list[torch.nn.Parameter], Any]:
+        params = params_of((3000, 400, 500, 70))
+        groups = [{"params": params[:1]}, {"params": params[1:3], "amsgrad": True}, {"params": params[3:], "lr": 0.5}]
+        return params, kind(groups, lr=0.03, **options)
+
+    (mine, a), (other, b) = run(PagedAdamW, max_grad_norm=1.0, device_budget=budget), run(torch.optim.AdamW)
+    for seed in range(3):
+        give(mine, seed)
+        give(other, seed)
+        a.step()
+        torch.nn.utils.clip_grad_norm_(other, 1.0)
+        b.step()
+        assert a.grad_norm.item() == pytest.approx(norm_of(p.grad for p in mine), rel=1e-14)
+    for p, q in zip(mine, other, strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
+
+
 def test_gradients_of_several_dtypes_and_complex_ones() -> None:
     params = [*params_of((300, 50)), *params_of((70,), BF16), *params_of((8,), F64)]
     params.append(torch.nn.Parameter(torch.randn(9, dtype=torch.complex64)))
