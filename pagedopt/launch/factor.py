@@ -108,19 +108,23 @@ class DeviceFactor(Factor):
         for at, given in ((_SCALING, scale), (_SCALING + 4, found_inf)):
             if given is not None:
                 there = given.detach().to(self.device, torch.float32, non_blocking=True)
-                driver.copy(self.address + at, there.data_ptr(), 4, internals.current_stream(self._index))
+                self._copy(self.address + at, there.data_ptr(), 4)
         self._scaled = scale is not None or found_inf is not None
+
+    def _copy(self, target: int, source: int, nbytes: int) -> None:
+        """Queue a copy on the device."""
+        with torch.cuda.device(self._index):  # its default stream has the number that every device's has
+            driver.copy(target, source, nbytes, internals.current_stream(self._index))
 
     def _write(self, first: int, end: int) -> None:
         """Queue a copy of some of the host's bytes, where scale and found_inf are always those of no scaler."""
         words = self._words.view(np.uint64)[first // 8 : end // 8]
-        self._copies.queue(words, self.address + first, internals.current_stream(self._index))
+        with torch.cuda.device(self._index):
+            self._copies.queue(words, self.address + first, internals.current_stream(self._index))
 
     def norm(self) -> torch.Tensor:
         found = torch.empty((), dtype=torch.float64, device=self.device)
-        with torch.cuda.device(self._index):
-            stream = internals.current_stream(self._index)
-            driver.copy(found.data_ptr(), self.address + _NORM, found.itemsize, stream)
+        self._copy(found.data_ptr(), self.address + _NORM, found.itemsize)
         return found
 
 

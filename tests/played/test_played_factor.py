@@ -213,3 +213,25 @@ def test_parameters_on_both_sides(monkeypatch: pytest.MonkeyPatch, order: Order,
         return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms if norm is not None)]
 
     play(monkeypatch, act, order)
+
+
+@some_orders
+def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """All that it needs was made with the optimizer; a change of the norm before is known to the graph."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        own = {"capturable": True, "preallocate": True} if run.card is not None else {}
+        optimizer = run.adamw(params, max_grad_norm=1.0, **own)
+        optimizer.max_grad_norm = 0.5
+        run.gradients(params)
+        if run.card is None:
+            optimizer.step()
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            graph.replay()
+        return [*ends_of(params, optimizer), optimizer.grad_norm.cpu()]
+
+    play(monkeypatch, act, order)

@@ -257,15 +257,15 @@ class _Gradients:
     def prepare(self, buckets: Sequence[Bucket]) -> None:
         """Take the addresses that the tables of buckets have."""
         tables = [bucket.sweep.table for bucket in buckets]
-        dtypes = [table.dtypes[1] for table in tables]
-        if dtypes != self._made_for:  # a bucket may have had no gradient so far
-            self._make(buckets)
+        dtypes = [table.dtypes[1] or table.dtypes[0] for table in tables]
+        if dtypes != self._made_for:  # where there was no gradient so far, that of its parameters was assumed
+            self._make(buckets, dtypes)
             self._made_for = dtypes
         found = np.concatenate([table.column(1) for table in tables]) if tables else np.zeros(0, np.uint64)
         for each, rows in zip(self.squares.lists, self._rows, strict=True):
             each.take(found[rows])
 
-    def _make(self, buckets: Sequence[Bucket]) -> None:
+    def _make(self, buckets: Sequence[Bucket], dtypes: Sequence[torch.dtype | None]) -> None:
         tables = [bucket.sweep.table for bucket in buckets]
         first = np.cumsum([0, *map(len, tables)])
         numels = np.concatenate([np.array(table.numels, np.int64) for table in tables] or [np.zeros(0, np.int64)])
@@ -273,7 +273,7 @@ class _Gradients:
         for places in self._parts:
             by_dtype: dict[torch.dtype, list[int]] = {}
             for place in places:
-                if (dtype := tables[place.bucket].dtypes[1]) is not None:
+                if (dtype := dtypes[place.bucket]) is not None:
                     by_dtype.setdefault(dtype, []).append(int(first[place.bucket]) + place.position)
             self._rows += [np.array(rows, np.int64) for rows in by_dtype.values()]
             parts.append([SquaresList(dtype, numels[rows]) for dtype, rows in by_dtype.items()])

@@ -39,8 +39,11 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
             found.append(member)
     if not found:
         return
-    for bucket, members in Plan.of(optimizer, found, on_device(optimizer), factor=factor_of(optimizer)).launches:
+    plan = Plan.of(optimizer, found, on_device(optimizer), factor=factor_of(optimizer))
+    for bucket, members in plan.launches:
         bucket.compile(members[0].formats)
+    if plan.factor is not None:
+        plan.factor.prepare(optimizer)
     store = optimizer.store
     for device in {m.param.device for m in found if m.param.is_cuda}:
         if any(arena.way(store.host_access) == "staged" for arena in store.on(device)):
