@@ -32,7 +32,7 @@ from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
-from .step.factor import has_factor, is_scaled_now
+from .step.factor import is_scaled_now, note_scaling
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
@@ -189,9 +189,9 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
-        has_one = has_factor(self)
+        note_scaling(self)
         ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
-        if known is not None and known.residents == ready.residents and has_one is (known.factor is not None):
+        if known is not None and known.residents == ready.residents:
             found = known.objects.compare(self)
         if known is None or found is None or known.sharded:
             shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step

@@ -65,15 +65,14 @@ def is_scaled_now(optimizer: RuleOptimizer) -> bool:
     return not vars(optimizer).keys().isdisjoint(SCALING)
 
 
-def has_factor(optimizer: RuleOptimizer) -> bool:
-    """Return whether steps multiply gradients: they clip, or this one or one before is scaled.
+def note_scaling(optimizer: RuleOptimizer) -> None:
+    """Note the first step that is scaled: from then on steps have other kernels, and count on the device.
 
     Raises:
         TypeError, AssertionError: see :meth:`Scaling.of`.
     """
-    if not optimizer.scaled and is_scaled_now(optimizer) and Scaling.of(optimizer).given:
+    if is_scaled_now(optimizer) and Scaling.of(optimizer).given and not optimizer.scaled:
         optimizer.scaled, optimizer._launches = True, None
-    return optimizer.max_grad_norm is not None or optimizer.scaled
 
 
 def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | None:
@@ -82,7 +81,8 @@ def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | Non
     Args:
         owned: whether a graph will own it.
     """
-    if not has_factor(optimizer):
+    note_scaling(optimizer)
+    if optimizer.max_grad_norm is None and not optimizer.scaled:
         return None
     return StepFactor(optimizer, {} if owned else optimizer.factors, owned)
 
