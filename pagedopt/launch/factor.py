@@ -57,7 +57,11 @@ class Factor:
         """Set the norm to which gradients are clipped from now on; None: the coefficient is 1."""
         if max_norm != self._max_norm:
             self._words[0] = (*_first(max_norm)[:3], *self._words[0].tolist()[3:])
-            self._max_norm = max_norm
+            self._publish()
+            self._max_norm = max_norm  # last: what fails before is done again
+
+    def _publish(self) -> None:
+        """Let kernels see what clipping needs."""
 
     def scale_by(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         """Take the scale of the loss (None: 1), and whether a gradient is infinite (None: none is)."""
@@ -97,14 +101,13 @@ class DeviceFactor(Factor):
         self._scaled = False  # whether a scale or found_inf was copied there
         self._at(self._memory.address)
 
-    def clip_to(self, max_norm: float | None) -> None:
-        if max_norm != self._max_norm:
-            super().clip_to(max_norm)
-            self._write(0, _CLIPPING)
+    def _publish(self) -> None:
+        self._write(0, _CLIPPING)
 
     def scale_by(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         if self._scaled and (scale is None or found_inf is None):
             self._write(_SCALING, FACTOR.itemsize)
+        self._scaled = True  # also if a copy fails behind another
         for at, given in ((_SCALING, scale), (_SCALING + 4, found_inf)):
             if given is not None:
                 there = given.detach().to(self.device, torch.float32, non_blocking=True)

@@ -47,6 +47,7 @@ class SquaresList:
         """Take the addresses of the tensors, (tensors,); 0: a tensor is absent, and its squares are 0."""
         if addresses.tobytes() == self.table.row_words[:, 0].tobytes():
             return
+        self.table.rows_changed()  # also if an interrupt comes before the end
         self.table.row_words[:, 2] = np.where(addresses, self._numels, 0)
         self.table.set_column(0, addresses)
 

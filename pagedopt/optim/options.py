@@ -162,7 +162,8 @@ TABLE = {
             "1.0": "as behind `torch.nn.utils.clip_grad_norm_(params, 1.0)`, but gradients are not written: the step "
             "multiplies them on their way. The norm is `optimizer.grad_norm`, on the device. It is that of this "
             "optimizer's parameters alone: of two optimizers each clips by its own, and so does each process where "
-            "plain tensors are parts of a model (tensor or pipeline parallel). Shards of DTensors are added up",
+            "plain tensors are parts of a model (tensor or pipeline parallel, FSDP1, ZeRO). Shards of DTensors are "
+            "added up",
             'float("inf")': "nothing is clipped, and `optimizer.grad_norm` is there",
         },
         "None, or a number above 0",

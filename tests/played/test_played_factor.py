@@ -235,3 +235,24 @@ def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Orde
         return [*ends_of(params, optimizer), optimizer.grad_norm.cpu()]
 
     play(monkeypatch, act, order)
+
+
+@SCALED
+@some_orders
+def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool) -> None:
+    """Steps go to one and the other, each behind the one before."""
+
+    def act(run: Run) -> Ends:
+        params, streams = run.params(SIZES), [None, run.stream()]
+        optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0, device_budget="16KiB")
+        for number in range(6):
+            now, before = streams[number % 2], streams[(number + 1) % 2]
+            run.wait(now, before)
+            with run.on(now):
+                run.gradients(params)
+                optimizer.max_grad_norm = 1.0 + number
+                step(run, optimizer, number, scaled)
+        run.wait(None, streams[1])
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
