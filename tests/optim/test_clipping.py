@@ -319,6 +319,10 @@ def test_without_any_gradient_nothing_happens() -> None:
     assert optimizer.grad_norm.item() == 0
 
 
+def test_an_optimizer_of_no_parameters_steps() -> None:
+    PagedAdamW([{"params": []}], max_grad_norm=1.0).step()
+
+
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
 def test_copies_clip(how: Any) -> None:
     params = params_of((30, 40))

@@ -26,9 +26,10 @@ def test_shards_of_two_processes(name: str, device: str) -> None:
     check(name, device, 2)
 
 
+@pytest.mark.parametrize("name", ["2-d", "a process without a part"])
 @on_devices(4)
-def test_shards_of_a_mesh_of_two_dimensions(device: str) -> None:
-    check("2-d", device, 4)
+def test_shards_of_a_mesh_of_two_dimensions(name: str, device: str) -> None:
+    check(name, device, 4)
 
 
 @on_devices(2)

@@ -92,28 +92,27 @@ class StepFactor:
 
     Args:
         optimizer: whose steps they are.
-        factors: those of the optimizer by device, of which more are made here; {}: of a graph that owns them.
+        known: factors by device, of which those are taken that are there, and others are made; {}: of a graph.
         owned: whether a graph owns what is made.
     """
 
-    def __init__(self, optimizer: RuleOptimizer, factors: Factors, owned: bool = False) -> None:
-        self._factors, self._max_norm, self._owned = factors, optimizer.max_grad_norm, owned
+    def __init__(self, optimizer: RuleOptimizer, known: Factors, owned: bool = False) -> None:
+        self._known, self._max_norm, self._owned = known, optimizer.max_grad_norm, owned
+        #: The factor on each device of the plan.
+        self.factors: Factors = {}
         self._devices: list[_Gradients] = []
         self._buckets: tuple[Bucket, ...] = ()
         self._transport = optimizer.transport
-        # All processes reduce the same meshes, whichever gradients they have.
-        self._meshes = meshes_of(p for _, _, p in occurrences(optimizer))
-
-    @property
-    def factors(self) -> Factors:
-        """The factor on each device."""
-        return self._factors
+        params = [p for _, _, p in occurrences(optimizer)]
+        self._home = local(params[0]).device if params else torch.device("cpu")
+        self._meshes = meshes_of(params)
 
     def on(self, device: torch.device) -> Factor:
         """Return the factor on a device."""
-        if device not in self._factors:
-            self._factors[device] = factor_on(device, self._max_norm)
-        return self._factors[device]
+        if device not in self._known:
+            self._known[device] = factor_on(device, self._max_norm)
+        self.factors[device] = self._known[device]
+        return self._known[device]
 
     def bind(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> None:
         """Note whose gradients are clipped: those of all launches, of each parameter once, in the optimizer's order."""
@@ -128,6 +127,8 @@ class StepFactor:
             mesh = self._meshes[m.param.device_mesh] if is_sharded(m.param) else None
             if mesh is None or mesh.counts(m.param):
                 by_device.setdefault(m.shard.device, []).append(_Place(k, i, mesh))
+        if self._meshes and not by_device:  # this process adds nothing, and takes part all the same
+            by_device[self._home] = []
         transport, meshes = None if self._owned else self._transport, [*self._meshes.values()]
         on_gpus_first = sorted(by_device.items(), key=lambda each: each[0].type == "cpu")
         self._devices = [_Gradients(device, places, meshes, transport) for device, places in on_gpus_first]
@@ -154,35 +155,29 @@ class StepFactor:
 
     def launch(self, scaling: Scaling, max_norm: float | None) -> None:
         """Compute the factor on each device, on its current stream.  With DTensors it is a collective call."""
-        for factor in self._factors.values():
+        for factor in self.factors.values():
             factor.clip_to(max_norm)
             factor.scale_by(*scaling)
         if max_norm is None:
             return
         if len(self._devices) == 1 and not self._meshes:
-            self._devices[0].squares.add(self._factors[self._devices[0].device])
+            self._devices[0].squares.add(self.factors[self._devices[0].device])
             return
-        sums = []
-        for each in self._devices:
-            found = each.squares.add(None)
-            assert found is not None, "it was given no factor"
-            sums.append(found)
-        self._join(sums)
+        if sums := [found for each in self._devices if (found := each.squares.add(None)) is not None]:
+            self._join(*sums)
 
-    def _join(self, sums: list[torch.Tensor]) -> None:
+    def _join(self, whole: torch.Tensor, *others: torch.Tensor) -> None:
         """Add the sums of all devices and processes, and give the total to each factor."""
-        whole, *others = sums or [torch.zeros(1 + len(self._meshes), dtype=torch.float64, device="cpu")]
         for found in others:
             whole += found.to(whole.device, non_blocking=True)
         for number, mesh in enumerate(self._meshes.values(), 1):
             mesh.reduce(whole[number : number + 1])
-        for device, factor in self._factors.items():
-            there = whole.to(device, non_blocking=True)
-            finish(there, factor)
+        for device, factor in self.factors.items():
+            finish(whole.to(device, non_blocking=device.type != "cpu"), factor)
 
     def tell(self, optimizer: RuleOptimizer) -> None:
         """Queue what a captured step reads and has changed: the norm to clip to, and addresses of gradients."""
-        for factor in self._factors.values():
+        for factor in self.factors.values():
             factor.clip_to(optimizer.max_grad_norm)
         if optimizer.max_grad_norm is not None:
             for each in self._devices:
@@ -192,7 +187,7 @@ class StepFactor:
 
     def differences(self, optimizer: RuleOptimizer) -> list[str]:
         """Return what a captured step does not know, in words."""
-        same = all(factor.max_norm == optimizer.max_grad_norm for factor in self._factors.values())
+        same = all(factor.max_norm == optimizer.max_grad_norm for factor in self.factors.values())
         return [] if same else ["max_grad_norm has changed"]
 
 

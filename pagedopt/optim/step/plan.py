@@ -115,8 +115,8 @@ def _partition(
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
     made = []
-    for (stays, _, _, device, _), each in launches:
-        its_factor = None if factor is None else factor.on(device)
+    for (stays, *_), each in launches:
+        its_factor = None if factor is None else factor.on(each[0].shard.device)
         made.append((Bucket(optimizer, each, shared, shards, stays, its_factor), each))
     return made
 
