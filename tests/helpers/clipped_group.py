@@ -80,3 +80,31 @@ def of_fsdp(device: str) -> tuple[float, float]:
     optimizer.step()
     theirs: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     return float(optimizer.grad_norm), float(theirs.full_tensor())  # type: ignore[arg-type]
+
+
+def scaled(device: str, fused: bool | None) -> tuple[list[torch.Tensor], list[float], list[float]]:
+    """Parameters of a model of FSDP2 after steps of a scaler, whole; its scales, and the step counts.
+
+    Ours if ``fused`` is not None, else torch's.  In the third step a gradient of the last process is infinite.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    model = torch.nn.Sequential(torch.nn.Linear(7, 11), torch.nn.Tanh(), torch.nn.Linear(11, 1)).to(device)
+    fully_shard(model, mesh=mesh)
+    kind: Any = torch.optim.AdamW if fused is None else PagedAdamW
+    optimizer = kind(model.parameters(), lr=0.03, fused=fused)
+    scaler, scales = torch.amp.GradScaler(device, init_scale=64.0, growth_interval=2), []
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for step in range(5):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.randn(5, 7, generator=generator).to(device)).square().mean()).backward()
+        if step == 2 and dist.get_rank() == dist.get_world_size() - 1:
+            grad: Any = next(model.parameters()).grad
+            grad.to_local().view(-1)[0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    ends: list[Any] = [p.detach() for p in model.parameters()]
+    return [p.full_tensor() for p in ends], scales, [float(entry["step"]) for entry in optimizer.state.values()]

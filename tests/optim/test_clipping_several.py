@@ -37,3 +37,16 @@ def test_a_model_of_fsdp(device: str) -> None:
     for ours, theirs in together("clipped_group.of_fsdp", 2, device):
         assert ours == pytest.approx(theirs, rel=1e-6)
         assert ours > 0.01
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@on_devices(2)
+def test_all_processes_skip_what_is_infinite_in_one(fused: bool, device: str) -> None:
+    """torch adds ``found_inf`` over the mesh before the step."""
+    found = together("clipped_group.scaled", 2, device, fused)
+    want = together("clipped_group.scaled", 2, device, None)
+    for (ends, scales, counts), (others, their_scales, their_counts) in zip(found, want, strict=True):
+        assert (scales, counts) == (their_scales, their_counts)
+        assert set(counts) == {4.0}
+        for ours, theirs in zip(ends, others, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
