@@ -36,6 +36,7 @@ class SquaresList:
     def __init__(self, dtype: torch.dtype, numels: npt.NDArray[np.int64]) -> None:
         self.form, self.table = of_dtype(dtype, "grad"), HostTable(2, numels, geometry=choose_geometry(numels.tolist()))
         self.chunks = len(self.table.chunk_words)
+        self.table.row_words[:, 2] = 0  # all are absent until they are taken
         self._numels = numels
 
     def begin_at(self, sums: int) -> None:

@@ -32,7 +32,7 @@ from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
-from .step.factor import is_scaled_now, note_scaling
+from .step.factor import SCALING, note_scaling
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
@@ -179,7 +179,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
             others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
-            return not others and not is_scaled_now(self) and self._quick.take(self)
+            return not others and vars(self).keys().isdisjoint(SCALING) and self._quick.take(self)
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it
 
@@ -189,7 +189,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
-        note_scaling(self)
+        if not vars(self).keys().isdisjoint(SCALING):
+            note_scaling(self)
         ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
         if known is not None and known.residents == ready.residents:
             found = known.objects.compare(self)

@@ -319,6 +319,21 @@ def test_without_any_gradient_nothing_happens() -> None:
     assert optimizer.grad_norm.item() == 0
 
 
+def test_a_first_step_without_gradients_over_loaded_state() -> None:
+    params = params_of()
+    optimizer = PagedAdamW(params, max_grad_norm=1.0)
+    give(params, 0)
+    optimizer.step()
+    again = PagedAdamW(params, max_grad_norm=1.0)
+    again.load_state_dict(optimizer.state_dict())
+    again.zero_grad()
+    again.step()
+    assert again.grad_norm.item() == 0
+    give(params[:1], 1)
+    again.step()
+    assert again.grad_norm.item() == pytest.approx(norm_of([params[0].grad]), rel=1e-14)
+
+
 def test_an_optimizer_of_no_parameters_steps() -> None:
     PagedAdamW([{"params": []}], max_grad_norm=1.0).step()
 

@@ -60,18 +60,15 @@ def _checked(name: str, value: Any) -> torch.Tensor | None:
     return local(value)
 
 
-def is_scaled_now(optimizer: RuleOptimizer) -> bool:
-    """Return whether something is set in an optimizer that a ``GradScaler`` sets."""
-    return not vars(optimizer).keys().isdisjoint(SCALING)
-
-
 def note_scaling(optimizer: RuleOptimizer) -> None:
     """Note the first step that is scaled: from then on steps have other kernels, and count on the device.
+
+    Where none of :data:`SCALING` is set there is nothing to note.
 
     Raises:
         TypeError, AssertionError: see :meth:`Scaling.of`.
     """
-    if is_scaled_now(optimizer) and Scaling.of(optimizer).given and not optimizer.scaled:
+    if Scaling.of(optimizer).given and not optimizer.scaled:
         optimizer.scaled, optimizer._launches = True, None
 
 
