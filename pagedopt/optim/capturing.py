@@ -28,7 +28,7 @@ class CapturingOptimizer(LockedOptimizer):
 
     @locked
     def refresh(self) -> None:
-        """Tell captured steps of today's gradients, learning rates and other numbers, in stream order.
+        """Tell captured steps of today's gradients, learning rates, norm to clip to and other numbers, in stream order.
 
         Replays that are queued on the current stream afterwards use them; replays that were queued before do not.
         Tensors on the device (a learning rate that is one, step counts) need no refresh: each replay reads them.
