@@ -28,9 +28,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    found = members(optimizer).found
-    launches: list[Any] = Plan.of(optimizer, found, lambda *_: False).prepare()
-    return [*params, late], optimizer, CapturedStep(optimizer, launches)
+    found = members(optimizer)
+    plan = Plan.of(optimizer, found.found, lambda *_: False, everyone=found)
+    launches: list[Any] = plan.prepare()
+    assert plan.objects is not None
+    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.objects)
 
 
 def replace_state(params: Params, optimizer: Any) -> None:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
-from ...tables.columns import Tensors
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
-from .changes import KnownObjects
+from .changes import Found, KnownObjects, Picks
 from .device_numbers import DeviceNumbers
 from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
@@ -27,12 +26,14 @@ class Launches(NamedTuple):
 
     Attributes:
         objects: those that the tables are made for.
+        picks: see :meth:`KnownObjects.picks_for`.
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
     """
 
     objects: KnownObjects
+    picks: tuple[Picks, ...]
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
@@ -41,10 +42,10 @@ class Launches(NamedTuple):
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
         if (found := self.objects.compare(optimizer)) is None:
             return False
-        for bucket, (tensors, _) in zip(self.buckets, self.objects.picks, strict=True):
+        for bucket, (rows, _, _) in zip(self.buckets, self.picks, strict=True):
             table = bucket.sweep.table
-            stamp = table.host.stamp
-            if not table.look(bucket.lists.as_seen(tensors(found), NO_SHARDS)) or table.host.stamp != stamp:
+            stamp, tensors = table.host.stamp, (*rows(found.params), *rows(found.grads))
+            if not table.look(bucket.lists.as_seen(tensors, NO_SHARDS)) or table.host.stamp != stamp:
                 return False
         return True
 
@@ -59,7 +60,6 @@ class PreparedStep(NamedTuple):
         updates: the launches, in their order.
         launches: what :meth:`run` leaves for the next step.
         ready: the arenas of state, and how many of their pages are resident.
-        entries: entries of state, kept alive until the step is dropped.
         fresh: parameters whose new state is still to be put into ``optimizer.state``.
     """
 
@@ -67,7 +67,6 @@ class PreparedStep(NamedTuple):
     updates: tuple[Update, ...]
     launches: Launches
     ready: ReadyArenas
-    entries: tuple[Any, ...]
     fresh: tuple[Member, ...] = ()
 
     def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
@@ -112,7 +111,7 @@ class PreparedStep(NamedTuple):
 
 
 def prepare_again(
-    optimizer: RuleOptimizer, known: Launches, found: Tensors, ready: ReadyArenas, shards: Grads = NO_SHARDS
+    optimizer: RuleOptimizer, known: Launches, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
     """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
 
@@ -122,10 +121,11 @@ def prepare_again(
     """
     ahead: Ahead = {}
     updates = []
-    for bucket, (tensors, numbers) in zip(known.buckets, known.objects.picks, strict=True):
-        if update := bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards):
+    for bucket, (rows, state, numbers) in zip(known.buckets, known.picks, strict=True):
+        tensors = (*rows(found.params), *rows(found.grads), *state(found.values))
+        if update := bucket.prepare(optimizer, tensors, numbers(found.values), ahead, shards):
             updates.append(update)
-    return PreparedStep(optimizer, tuple(updates), known, ready, (*optimizer.state.values(),))
+    return PreparedStep(optimizer, tuple(updates), known, ready)
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
@@ -141,9 +141,10 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
     assert plan.objects is not None, "it was given everyone"
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
-    launches = Launches(plan.objects, buckets, plan.ready.residents, everyone.sharded)
-    entries = tuple([m.entry for m in everyone.found])
-    return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh)
+    launches = Launches(
+        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded
+    )
+    return PreparedStep(optimizer, updates, launches, plan.ready, plan.fresh)
 
 
 def on_device(optimizer: RuleOptimizer) -> OnDevice:
@@ -160,12 +161,11 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
     return stay
 
 
-def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
+def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Found | None) -> Grads:
     """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
-    params: Any = found
-    return reduced([params[i] for i in known.sharded])
+    return reduced([found.params[i] for i in known.sharded])
 
 
 def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:

@@ -68,10 +68,7 @@ class Plan(NamedTuple):
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         objects = None if everyone is None else KnownObjects(optimizer, everyone)
         ready = optimizer.store.make_ready()
-        launches = _partition(optimizer, found, shards, on_device)
-        if objects is not None:
-            objects.pick_for(launches)
-        return cls(optimizer, fresh, ready, objects, launches)
+        return cls(optimizer, fresh, ready, objects, _partition(optimizer, found, shards, on_device))
 
     def prepare(self, shards: Grads = NO_SHARDS) -> list[tuple[Bucket, list[Member], Update]]:
         """Return each launch of a step that has a gradient, with its members, as a value; nothing changes."""
