@@ -108,14 +108,12 @@ class TensorLayout:
     Attributes:
         same: called with as many tensors: whether they have what the tensors given to the constructor had.
         sure: the comparison includes the class.  If equal, ``data_ptr()`` is safe to call.
-        count: of the tensors.
     """
 
-    __slots__ = ("__weakref__", "count", "same", "sure")
+    __slots__ = ("__weakref__", "same", "sure")
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.same: Callable[..., bool]
-        self.count = len(tensors)
         self.sure = _guards_work()
         try:
             if self.sure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -64,7 +64,7 @@ class KnownObjects:
     """
 
     __slots__ = (
-        "__weakref__", "_at", "_dead", "_formats", "_getters", "_ids", "_keys", "_lengths", "_memory_of", "_rules",
+        "__weakref__", "_alike", "_at", "_dead", "_formats", "_ids", "_keys", "_lengths", "_memory_of", "_rules",
         "_storages", "_waiting", "names_by_key",
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ class KnownObjects:
         keys = (*optimizer.state, *new.values())
         # The same objects for the same names, alive here: a compiled look knows them by their ids.
         self.names_by_key = tuple([interned(names.get(id(key), ())) for key in keys])
-        self._getters = _getters(self.names_by_key[0]) if len({*self.names_by_key}) == 1 else None
+        self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
         self._memory_of = local if any(map(is_sharded, values)) else None
         memories = (*map(local, values),)
@@ -96,15 +96,15 @@ class KnownObjects:
 
     def _values(self, entries: Iterable[Any]) -> tuple[Any, ...]:
         """Return the values ordered by name if all entries have the same names, else entry by entry."""
-        if self._getters is not None:
-            return (*chain.from_iterable(map(map, self._getters, repeat(entries))),)
+        if self._alike is not None:
+            return tuple([entry[name] for name in self._alike for entry in entries])
         return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
 
     def picks_for(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> tuple[Picks, ...]:
         """Return for each launch what selects its tensors from what :meth:`compare` has found."""
         keys, names = np.frombuffer(self._keys, np.uint64).tolist()[sum(self._lengths) :], self.names_by_key
-        if self._getters is not None:
-            order = [(key, name) for name in names[0] for key in keys]
+        if self._alike is not None:
+            order = [(key, name) for name in self._alike for key in keys]
         else:
             order = [(key, name) for key, of in zip(keys, names, strict=True) for name in of]
         positions, picks = {one: i for i, one in enumerate(order)}, []
@@ -147,8 +147,12 @@ class KnownObjects:
             params = (*chain.from_iterable(map(_params, groups)),)
         if identities((*params, *state)) != self._keys:
             return None
+        entries, alike = state.values(), self._alike
         try:
-            values = self._values(state.values())
+            if alike is not None:  # _values(), written out: every step calls this
+                values = tuple([entry[name] for name in alike for entry in entries])
+            else:
+                values = self._values(entries)
         except (LookupError, TypeError, ValueError, AttributeError):  # an entry lacks a value, or is no dict
             return None
         if identities(values) != self._ids:
@@ -172,12 +176,6 @@ def _pick(positions: list[int]) -> Pick:
 def _stretch(first: int, last: int) -> Pick:
     """Return a function that takes items ``first`` to ``last - 1``; cached, as there may be thousands alike."""
     return itemgetter(slice(first, last))
-
-
-@functools.lru_cache(maxsize=256)
-def _getters(names: tuple[str, ...]) -> tuple[Callable[[Any], Any], ...]:
-    """Return an itemgetter for each name; cached, as thousands of optimizers may ask for the same names."""
-    return tuple(map(itemgetter, names))
 
 
 __all__ = ["Found", "KnownObjects", "Picks"]
