@@ -28,10 +28,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    found = members(optimizer)
-    plan = Plan.of(optimizer, found.found, lambda *_: False, everyone=found)
+    plan = Plan.of(optimizer, members(optimizer), lambda *_: False)
     launches: list[Any] = plan.prepare()
-    assert plan.objects is not None
     return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.objects)
 
 

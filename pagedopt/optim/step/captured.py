@@ -164,8 +164,7 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
     """
     found = _members(optimizer)
     with optimizer.store.slots_apart() as slots:
-        plan = Plan.of(optimizer, found.found, functools.partial(_on_device, optimizer), everyone=found)
-        assert plan.objects is not None, "it was given everyone"
+        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
         for bucket, _ in plan.launches:
             _check_bucket(bucket, plan.ready.arenas)
         launches = plan.prepare()

@@ -137,8 +137,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone.found, on_device(optimizer), shards, everyone)
-    assert plan.objects is not None, "it was given everyone"
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards)
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
     launches = Launches(

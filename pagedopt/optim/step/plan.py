@@ -31,42 +31,35 @@ class Plan(NamedTuple):
         optimizer: whose members they are.
         fresh: members whose new state is still to be put into ``optimizer.state``.
         ready: the arenas of state.
-        objects: what later steps compare state and groups with; None for captured and preallocated steps.
+        objects: what later steps compare state and groups with.
         launches: each bucket with its members, in the order of the launches.
     """
 
     optimizer: RuleOptimizer
     fresh: tuple[Member, ...]
     ready: ReadyArenas
-    objects: KnownObjects | None
+    objects: KnownObjects
     launches: list[tuple[Bucket, list[Member]]]
 
     @classmethod
-    def of(
-        cls,
-        optimizer: RuleOptimizer,
-        found: Sequence[Member],
-        on_device: OnDevice,
-        shards: Grads = NO_SHARDS,
-        everyone: Members | None = None,
-    ) -> Plan:
+    def of(cls, optimizer: RuleOptimizer, members: Members, on_device: OnDevice, shards: Grads = NO_SHARDS) -> Plan:
         """Return the plan for members that have passed all checks.
 
         Args:
             optimizer: whose members they are.
-            found: the members.
+            members: these, and all that a later step will compare its own with.
             on_device: whether a member's numbers stay on the device.
             shards: local gradients of DTensors.
-            everyone: all parameters, if later steps will compare theirs with them.
 
         Raises:
             ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
             MemoryError, torch.OutOfMemoryError: there is no room for new state.
         """
+        found = members.found
         fresh = tuple([m for m in found if m.is_new or m.missing or m.moved])
         create(optimizer, found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
-        objects = None if everyone is None else KnownObjects(optimizer, everyone)
+        objects = KnownObjects(optimizer, members)
         ready = optimizer.store.make_ready()
         return cls(optimizer, fresh, ready, objects, _partition(optimizer, found, shards, on_device))
 

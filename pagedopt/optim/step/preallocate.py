@@ -11,7 +11,7 @@ from ..state.scalar_state import number_names
 from ..state.state_columns import state_columns
 from .class_checks import check_update
 from .launches import on_device
-from .members import Member
+from .members import Member, Members
 from .plan import Plan
 
 
@@ -38,7 +38,7 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
             found.append(member)
     if not found:
         return
-    for bucket, members in Plan.of(optimizer, found, on_device(optimizer)).launches:
+    for bucket, members in Plan.of(optimizer, Members(found, [], (), (), ()), on_device(optimizer)).launches:
         bucket.compile(members[0].formats)
     store = optimizer.store
     for device in {m.param.device for m in found if m.param.is_cuda}:
