@@ -27,7 +27,7 @@ from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
 from .options import Options, check_group_keys, complete, documented
 from .out_of_memory import advise, is_out_of_memory
-from .overlap import overlap
+from .overlap import everyone
 from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
@@ -174,7 +174,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
-            others = self.damaged or self._captures or overlap.with_queued or self._overlap is not None
+            others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
             return not others and self._quick.take(self)
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it

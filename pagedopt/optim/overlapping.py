@@ -11,8 +11,9 @@ import torch
 from ..common.kind_of import kind_of
 from .capturing import CapturingOptimizer
 from .locks import locked
+from .overlap.everyone import wait_for_others
 from .overlap.hooks import known
-from .overlap.overlap import Overlap, OverlapReport, wait_for_others
+from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
 from .step.launches import Launches, PreparedStep
 

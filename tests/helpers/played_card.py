@@ -24,7 +24,7 @@ from played_order import Order, Range, Touched
 from played_torch import Torch
 
 from pagedopt.kernels import cuda as kernels
-from pagedopt.optim.overlap import overlap
+from pagedopt.optim.overlap import everyone, overlap
 from pagedopt.placements import movers, slabs
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import warn
@@ -40,7 +40,7 @@ _CACHED = (
     (kernels, "norm_kernel"), (kernels, "prologue_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
-    (movers, "_rings", dict), (overlap, "_sides", dict), (overlap, "with_queued", set), (sharing, "ranges", dict),
+    (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),
     (virtual, "device_pages", dict), (virtual, "dead", list), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
 )  # fmt: skip
 

@@ -14,14 +14,14 @@ from torch.nn import Parameter
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.overlap import overlap
+from pagedopt.optim.overlap import everyone
 from pagedopt.optim.step.quick import QuickSteps
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that break queued steps may have left one, and then all steps go the long way."""
-    monkeypatch.setattr(overlap, "with_queued", set())
+    monkeypatch.setattr(everyone, "with_queued", set())
 
 
 class Never(QuickSteps):

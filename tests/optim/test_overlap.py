@@ -62,7 +62,7 @@ def _not_at_the_end(self: QueuedStep) -> int:
 def _behind_other_hooks(self: Models, module: torch.nn.Module) -> None:
     module.register_forward_pre_hook(self._enter)
     module.register_forward_hook(self._leave)
-    overlap: Any = self._enter.overlap
+    overlap: Any = self._enter._overlap()
     overlap.record.read_by = lambda _: ()
     overlap._hook_anew = lambda _: None
 

@@ -39,7 +39,7 @@ from stand_ins import raising, refusal
 from stray_signals import stray_signals
 from torch import nn
 
-from pagedopt.optim.overlap import overlap
+from pagedopt.optim.overlap import everyone, overlap
 from pagedopt.optim.overlap.calls import Calls
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Record, Recorder
@@ -104,7 +104,7 @@ def test_each_line_of_a_fence_is_hit() -> None:
 def _of_the_model(loop: Loop, outcome: Outcome, _: bool) -> None:
     values = loop.models[0].state_dict().values()
     assert all(map(torch.equal, values, plain()[0]))
-    assert not overlap.with_queued
+    assert not everyone.with_queued
 
 
 def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:
@@ -195,7 +195,7 @@ def test_an_interrupt_does_not_swallow_misuse() -> None:
     hit(misused, at_lines_of(Overlap.take, Overlap._finish, Overlap._end_of), judge=told)
 
 
-@pytest.mark.parametrize("fence", [overlap._before_exit, overlap._before_fork])
+@pytest.mark.parametrize("fence", [everyone._before_exit, everyone._before_fork])
 def test_one_that_fails_or_is_interrupted_does_not_keep_others_from_being_carried_out(fence: Callable[[], Any]) -> None:
     """Before a process ends, or forks: nobody is there to do it once more."""
     for at in (1, 2, 5):

@@ -135,8 +135,7 @@ def _clamp(loop: Loop) -> None:
 
 
 def _write_gradient(loop: Loop) -> None:
-    for given in [each for each in loop.opts[0]._overlap.queued._pending if each][:1]:
-        given[0].grad.zero_()
+    loop.opts[0]._overlap.queued._pending._grads[0].zero_()
 
 
 def _unseen(loop: Loop) -> None:

@@ -1,5 +1,7 @@
 """The calls of hooked modules that a thread is in, and the recorder of the outermost one.
 
+Once it is known where a module waits (:mod:`.stops`), its calls within others are not pushed.
+
 If a forward raises, torch runs no hooks of inner modules; after KeyboardInterrupt, none at all.  So each call is stored
 with a frame that lasts as long as the call: if the frame is not on the stack, the call has ended.  A recorder is put on
 torch's stack of modes by one hook and taken off by another, so the same holds for it.
@@ -36,33 +38,37 @@ class Call:
 
 
 class Calls(threading.local):
-    """The stack of one thread, the outermost call first.
+    """The calls of one thread.
 
     A signal handler may call modules at any line of this class.  When it returns, these calls have ended; so a method
     reads the stack once and sets it once, whatever a handler has left there meanwhile.
+
+    Attributes:
+        stack: the calls that go on, the outermost first.
     """
 
     def __init__(self) -> None:
-        self._stack: tuple[Call, ...] = ()
+        self.stack: tuple[Call, ...] = ()
 
     @property
     def outermost(self) -> Call | None:
         """The outermost call; None outside of all."""
-        return next(iter(self._stack), None)
+        stack = self.stack
+        return stack[0] if stack else None
 
     @property
     def innermost(self) -> Call | None:
         """The innermost call; None outside of all."""
-        return next(reversed(self._stack), None)
+        return next(reversed(self.stack), None)
 
     def within_compiled(self) -> bool:
         """Return whether one of the calls is of a compiled module."""
         self.forget_ended()
-        return any(hooks.is_compiled(call.module) for call in self._stack)
+        return any(hooks.is_compiled(call.module) for call in self.stack)
 
     def push(self, module: torch.nn.Module) -> Call:
         """A call has begun; called by a hook of the module.  Return the outermost call."""
-        stack = self._stack = (*self._stack, Call(module, _frame_of_call()))
+        stack = self.stack = (*self.stack, Call(module, _frame_of_call()))
         return stack[0]
 
     def pop(self, module: torch.nn.Module) -> bool:
@@ -70,19 +76,19 @@ class Calls(threading.local):
 
         The hooks of a module may say so twice.  The second time it may be in another call, which goes on.
         """
-        stack, caller = self._stack, _frame_of_call()
+        stack, caller = self.stack, _frame_of_call()
         for at, call in reversed([*enumerate(stack)]):
             if call.module is module:
                 if call.frame is not caller and _is_running(call.frame):
                     return False
-                self._stack = stack[:at]
+                self.stack = stack[:at]
                 return True
         return False
 
     def forget_ended(self) -> None:
         """Forget calls whose end no hook has told, and take their recorders, of any overlap, off torch's stack."""
         recorders = [mode for mode in internals.function_modes() if isinstance(mode, Recorder)]
-        stack = self._stack
+        stack = self.stack
         if not stack and not recorders:
             return
         last = stack[-1].frame if stack and not recorders else None
@@ -98,7 +104,7 @@ class Calls(threading.local):
                 recorder.stop()
         while stack and id(stack[-1].frame) not in frames:
             stack = stack[:-1]
-        self._stack = stack
+        self.stack = stack
 
 
 def _frame_of_call() -> FrameType:

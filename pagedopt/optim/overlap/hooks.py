@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 
 class Waits(Protocol):
@@ -28,6 +29,10 @@ class Waits(Protocol):
         """A compiler traces a module: the code that it makes calls no hooks."""
 
 
+def _nobody() -> None:
+    """Stand for a reference to an overlap that has died."""
+
+
 class _NoScript(AttributeError):
     """Stands for a hook in ``torch.jit.script``."""
 
@@ -38,13 +43,14 @@ class Hook:
     __slots__ = ("_overlap",)
 
     def __init__(self, overlap: Waits | None = None) -> None:
-        self._overlap = None if overlap is None else weakref.ref(overlap)
+        #: Returns the overlap, if it is alive.
+        self._overlap: Callable[[], Waits | None] = _nobody if overlap is None else weakref.ref(overlap)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return self.__reduce__()[0]()
 
     def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        if (overlap := self.overlap) is not None:
+        if (overlap := self._overlap()) is not None:
             overlap.refuse_copy()
         return type(self), ()
 
@@ -54,23 +60,14 @@ class Hook:
             "torch.jit.script would leave out the waits of overlap='forward': call optimizer.detach() first"
         )
 
-    @property
-    def overlap(self) -> Waits | None:
-        """The overlap, if it is alive."""
-        return None if self._overlap is None else self._overlap()
-
 
 class Enter(Hook):
     """Before a module's forward."""
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             tell_compiled()
-        elif (overlap := self.overlap) is None:
-            pass
-        elif torch.compiler.is_compiling():  # torch.export
-            overlap.wait()
-        else:
+        elif (overlap := self._overlap()) is not None:
             overlap.enter(module)
 
 
@@ -78,7 +75,7 @@ class Leave(Hook):
     """Behind a module's forward."""
 
     def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling() and (overlap := self.overlap) is not None:
+        if not is_dynamo_compiling() and (overlap := self._overlap()) is not None:
             overlap.leave(module)
 
 
@@ -86,7 +83,7 @@ class Raised(Hook):
     """Behind an error in a module's forward; behind one that ended well :class:`Leave` was there before."""
 
     def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if not torch.compiler.is_compiling() and (overlap := self.overlap) is not None:
+        if not is_dynamo_compiling() and (overlap := self._overlap()) is not None:
             overlap.leave(module, whole=False)
 
 
@@ -94,7 +91,7 @@ class Fence(Hook):
     """Before parameters are read or written, as a state dict does; called with whatever arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if (overlap := self.overlap) is not None:
+        if (overlap := self._overlap()) is not None:
             overlap.wait()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..step.queued import memory_of
+from ..step.pending import memory_of
 from . import hooks
 
 _GATHERS = "which gathers parameters itself"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
-import os
 import sys
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -19,20 +15,19 @@ import torch
 
 from ...system import internals
 from ...system.cuda.driver import Event
-from ...system.interrupts import Uninterrupted
 from ...system.warn import outside
-from ..state.rule_optimizer import RuleOptimizer, occurrences
+from ..state.rule_optimizer import RuleOptimizer
 from ..step.launches import Launches, PreparedStep
-from ..step.queued import QueuedStep, memory_of, why_not
-from . import hooks
+from ..step.pending import LastLaunches
+from ..step.queued import QueuedStep, why_not
+from . import everyone, hooks
 from .calls import Call, Calls
 from .models import Models, holds_any, modules_of, refusal
-from .record import NEVER, Record, Recorder, Slot
+from .record import OUTSIDE, UNRECORDED, Record, Recorder, Slot, Turns
+from .stops import Stop, Stops, addresses_in
 
 #: Why a step was not queued, where nothing is to be said about it.
 _QUIET = ("no page of its state is away",)
-#: Turns of parameters that no attached model holds, and of those that no record has seen.
-_OUTSIDE, _UNRECORDED = -2, -1
 
 
 @dataclass
@@ -64,10 +59,13 @@ class Overlap:
         self.record = Record()
         self.queued: QueuedStep | None = None
         self._events: list[Event] = []
+        self._last: LastLaunches | None = None  # of the last queued step
         self._calls = Calls()
+        self._stops = Stops()
         self.models = Models(self)
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
         self._seen, self._off, self._misuse = False, "", ""
+        self._turns_of = Turns(self.record)
         self._turns_now: list[int] | None = None  # of the step that goes on, unless its closure runs a forward
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._before_steps: Any = None
@@ -102,6 +100,13 @@ class Overlap:
     def enter(self, module: torch.nn.Module) -> None:
         """A module is called: wait for the parameters that it is going to read."""
         calls = self._calls
+        if (stack := calls.stack) and stack[0].recorder is None:
+            stop = self._stops.of(module, stack[0].frame)
+            if stop is not None and self._wait_at(stop, module):
+                return
+        if torch.compiler.is_compiling():  # torch.export
+            self.wait()
+            return
         calls.forget_ended()
         begins = calls.outermost is None
         outermost = calls.push(module)
@@ -113,16 +118,34 @@ class Overlap:
             if outermost.grad:
                 self._missed.add(outermost.module)
             self._finish("waited")
-        elif self.queued is not None:
-            self._wait_for(module.parameters() if hooks.is_compiled(module) else self._read_by(module), "hidden")
+        elif hooks.is_compiled(module):
+            self._wait_for(module.parameters(), "hidden")
+        else:
+            launches = self._wait_for(self._read_by(module), "hidden")
+            if not begins:
+                self._stops.note(module, self.record, launches, outermost.frame)
+
+    def _wait_at(self, stop: Stop, module: torch.nn.Module) -> bool:
+        """Wait where the calls of a module do; return False if its parameters are others, or it is not known where."""
+        queued = self.queued
+        if queued is None or queued.all_passed:
+            return True
+        if stop.launches is None or addresses_in(module) != stop.addresses:
+            return False
+        self._count("hidden", queued.wait_for_first(stop.launches))
+        return True
 
     def leave(self, module: torch.nn.Module, whole: bool = True) -> None:
         """A call has ended; the end of the outermost waits for all that is left."""
         calls = self._calls
-        outermost = calls.outermost
-        if outermost is None or not calls.pop(module):
+        if not (stack := calls.stack):
             return
+        outermost, innermost = stack[0], stack[-1]
         recorder = outermost.recorder
+        if module is not innermost.module and module is not outermost.module and recorder is None:
+            return  # it was not pushed, as its stop was known
+        if not calls.pop(module):
+            return
         if recorder is not None and whole:
             self.record.ended(module)
         if calls.outermost is not None:
@@ -137,18 +160,22 @@ class Overlap:
     def _begin(self, call: Call) -> None:
         """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
         module, self._turns_now = call.module, None
+        self._stops.keep_for(self._last, self.record.changes)
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
-        modules = self.models.modules()
-        hooks.wrap_compiled(modules, self)
-        queued = self.queued
-        if queued is not None and not queued.all_passed:
+        known = self.record.knows(module) and module not in self._missed
+        waits = (queued := self.queued) is not None and not queued.all_passed
+        if waits or not known:  # else nobody is to wait, and the modules need not be looked at
+            modules = self.models.modules()
+            hooks.wrap_compiled(modules, self)
+        if waits:
             if not self.models.comes_first(module):
                 self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
             self._hook_anew(modules)
+            known = known and self.record.knows(module)
         self.models.hook_outermost(module)
-        if not self.record.knows(module) or module in self._missed:
+        if not known:
             self._finish("waited")
             if call.grad and not self._off:
                 self._missed.discard(module)
@@ -180,23 +207,23 @@ class Overlap:
         yield from module._parameters.values()
         yield from self.record.read_by(module)
 
-    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> None:
-        if (queued := self.queued) is not None:
-            self._count(counter, queued.wait_for(params))
+    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> int | None:
+        """Wait for the updates of parameters; return how many launches must have begun, None without a queued step."""
+        if (queued := self.queued) is None:
+            return None
+        launches = queued.launches_before(params)
+        self._count(counter, queued.wait_for_first(launches))
+        return launches if queued.last is self._last else None
 
     def _count(self, counter: _Counter, launches: int) -> None:
         setattr(self.report, counter, getattr(self.report, counter) + launches)
 
-    def _params(self) -> Iterator[torch.Tensor]:
-        if (optimizer := self._optimizer()) is not None:
-            for _, _, p in occurrences(optimizer):
-                yield p
+    def _params(self) -> list[torch.Tensor]:
+        optimizer = self._optimizer()
+        return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
     def _turns(self, modules: list[torch.nn.Module]) -> list[int]:
-        """Return, for each parameter of the optimizer, when its pages pass, where the models have these modules."""
-        turns = self.record.turns(modules)
-        found = [turns.get(id(p), _OUTSIDE) for p in self._params()]
-        return [_UNRECORDED if turn == NEVER else turn for turn in found]
+        return self._turns_of.turns(modules, self._params())
 
     def _order(self, turns: list[int]) -> None:
         """Let pages pass in the order in which their parameters are first used; first those that no model holds."""
@@ -241,7 +268,7 @@ class Overlap:
         with queued.lock:
             if self.queued is queued:
                 self._misuse = self._misuse or queued.misuse
-                with_queued.discard(self)
+                everyone.with_queued.discard(self)
                 self.queued = None
 
     def traced(self) -> None:
@@ -291,23 +318,26 @@ class Overlap:
 
     def _queue(self, step: PreparedStep) -> None:
         self._seen = False
-        queued = QueuedStep(step, _side(step.updates[0].sweep.device), self._events)
+        queued = QueuedStep(step, _side(step.updates[0].sweep.device), self._events, self._last)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
-            with_queued.add(self)
+            everyone.with_queued.add(self)
             queued.launch()
             for update in step.updates:
                 update.sweep.begun = True  # from now on an error leaves the state damaged
                 update.write_numbers()
             queued.counted()
+            self._last = queued.last
+            self._stops.keep_for(self._last, self.record.changes)
             if self.queued is not queued:
                 raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")
         self._wait_for_outside(queued)
 
     def _say_who_is_outside(self, optimizer: RuleOptimizer) -> None:
         """Warn once if a step that is about to be queued updates parameters that no attached model holds."""
-        turns = optimizer.first_use.values()
-        count = sum(turn == _OUTSIDE and p.grad is not None for turn, p in zip(turns, self._params(), strict=False))
+        turns, count = optimizer.first_use.values(), 0
+        if OUTSIDE in turns:
+            count = sum(turn == OUTSIDE and p.grad is not None for turn, p in zip(turns, self._params(), strict=False))
         before, self.report.outside = self.report.outside, count
         if count and not before:
             warnings.warn(
@@ -320,17 +350,19 @@ class Overlap:
     def _wait_for_outside(self, queued: QueuedStep) -> None:
         """Wait for parameters that no attached model holds; the model waits for those that no record has seen."""
         known, self._turns_now = self._turns_now, None
-        turns = [*zip(known or self._turns(self.models.modules()), self._params(), strict=True)]
-        self._first_launches = queued.launches_before(p for turn, p in turns if turn == _UNRECORDED)
-        self._count("waited", queued.wait_for(p for turn, p in turns if turn == _OUTSIDE))
+        turns = known or self._turns(self.models.modules())
+
+        def taking(which: int) -> list[torch.Tensor]:
+            return [p for t, p in zip(turns, self._params(), strict=True) if t == which] if which in turns else []
+
+        self._first_launches = queued.launches_before(taking(UNRECORDED))
+        self._count("waited", queued.wait_for(taking(OUTSIDE)))
 
 
 _ADVICE = (
     "Call optimizer.wait() before such a line, and before code of a compiler, a CUDA graph or m.forward(x), which call "
     "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
 )
-#: Overlaps whose step is queued.  They outlive their optimizers until it is done.
-with_queued: set[Overlap] = set()
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 
@@ -366,34 +398,3 @@ def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
 def _global_hooks(when: Literal["pre", "post"]) -> Any:
     """Return the hooks that run before or behind steps of all optimizers."""
     return getattr(sys.modules[torch.optim.Optimizer.__module__], f"_global_optimizer_{when}_hooks", None)
-
-
-def wait_for_others(step: PreparedStep, own: Overlap | None) -> None:
-    """Wait for queued steps of other optimizers that update the same parameters."""
-    for other in hooks.all_known():
-        if other is not own and (queued := other.queued) is not None:
-            tensors = (t for update in step.updates for t in update.seen if t is not None)
-            if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
-                other.wait()
-
-
-def _before_fork() -> None:
-    """Carry out steps queued on CPUs: a child must neither repeat them nor read parameters from before them."""
-    on_host = (each for each in list(with_queued) if (queued := each.queued) is not None and queued.on_host)
-    _wait_for_each(on_host)
-
-
-def _before_exit() -> None:
-    """Finish queued steps while the threads that move pages still run, and before users' exit handlers."""
-    _wait_for_each(list(with_queued))
-
-
-def _wait_for_each(overlaps: Iterable[Overlap]) -> None:
-    """Wait for the queued steps of all, even if one fails or a signal comes meanwhile."""
-    with Uninterrupted(gives_way=True), contextlib.ExitStack() as stack:
-        for overlap in overlaps:
-            stack.callback(overlap.wait)
-
-
-os.register_at_fork(before=_before_fork)
-getattr(threading, "_register_atexit", atexit.register)(_before_exit)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from types import FrameType
 from typing import Any
 
@@ -16,15 +17,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...system import internals
+from ...system.compare_tensors import identities
 from ...system.interrupts import Uninterrupted
-from ..step.queued import cannot_be_told, memory_of
+from ..step.pending import cannot_be_told, memory_of
 from .hooks import is_compiled
 from .models import modules_of
 
 #: A module, and the name under which it holds a parameter.
 Slot = tuple[weakref.ref[torch.nn.Module], str]
-#: Later than every turn.
-NEVER = sys.maxsize
+#: Turns of parameters that no attached model holds, and of those that no record has seen.
+OUTSIDE, UNRECORDED = -2, -1
+_NEVER = sys.maxsize
 #: Attributes that say nothing of a tensor's values.
 _ABOUT = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -36,7 +39,11 @@ _ABOUT = frozenset(
 
 
 class Record:
-    """What recorded forwards have shown."""
+    """What recorded forwards have shown.
+
+    Attributes:
+        changes: counts them; while it is the same, so is the record.
+    """
 
     def __init__(self) -> None:
         # By module: the values of `training` that it was recorded with; parameters that it reads beside its own; and
@@ -45,7 +52,7 @@ class Record:
         self._reads: weakref.WeakKeyDictionary[torch.nn.Module, set[Slot]] = weakref.WeakKeyDictionary()
         self._turns: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
         self._reads_any: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._count = 0
+        self._count = self.changes = 0
 
     def knows(self, module: torch.nn.Module) -> bool:
         """Return whether a call of a module, as it is set, has been recorded from its beginning to its end."""
@@ -53,6 +60,7 @@ class Record:
 
     def forget(self) -> None:
         """Know no module any more: each is to be recorded anew."""
+        self.changes += 1
         self._training.clear()
         self._reads_any.clear()
 
@@ -66,16 +74,20 @@ class Record:
                 if (owner := each()) is not None:
                     yield from tuple(owner._parameters.values())
 
-    def turns(self, modules: Iterable[torch.nn.Module]) -> dict[int, int]:
-        """Return, by id of each parameter that modules hold, when it was first used; NEVER if no record has seen it."""
+    def reads_others(self, module: torch.nn.Module) -> bool:
+        """Return whether a module reads parameters that it does not own."""
+        return bool(self._reads.get(module)) or module in self._reads_any
+
+    def first_uses(self, modules: Iterable[torch.nn.Module]) -> dict[int, int]:
+        """Return, by id of each parameter that modules hold, when it was first used, or UNRECORDED."""
         found: dict[int, int] = {}
         for module in modules:
             if module._parameters:
                 seen = self._turns.get(module, {})
                 for name, p in module._parameters.items():
                     if p is not None:
-                        found[id(p)] = min(found.get(id(p), NEVER), seen.get(name, NEVER))
-        return found
+                        found[id(p)] = min(found.get(id(p), _NEVER), seen.get(name, _NEVER))
+        return {key: UNRECORDED if turn == _NEVER else turn for key, turn in found.items()}
 
     def enter(self, module: torch.nn.Module) -> None:
         """Note that a module is called."""
@@ -86,6 +98,7 @@ class Record:
 
     def ended(self, module: torch.nn.Module) -> None:
         """Note that the call of a module has ended well."""
+        self.changes += 1
         self._training.setdefault(module, set()).add(module.training)
 
     def note(self, module: torch.nn.Module, slots: Iterable[Slot]) -> None:
@@ -95,17 +108,49 @@ class Record:
             if owner is not None:
                 self._use(owner, slot[1])
                 if owner is not module:
+                    self.changes += 1
                     self._reads.setdefault(module, set()).add(slot)
 
     def note_any(self, module: torch.nn.Module) -> None:
         """Note that a module is given a tensor whose memory cannot be told, and so may read any parameter."""
+        self.changes += 1
         self._reads_any.add(module)
 
     def _use(self, module: torch.nn.Module, name: str) -> None:
         turns = self._turns.setdefault(module, {})
         if name not in turns:
+            self.changes += 1
             turns[name] = self._count
             self._count += 1
+
+
+class Turns:
+    """When the pages of each parameter pass, by a record; asked in each step, it looks again only if something is new.
+
+    Args:
+        record: of the models.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._asked: tuple[int, bytes] | None = None
+        self._found: list[int] = []
+
+    def turns(self, modules: Sequence[torch.nn.Module], params: Sequence[torch.Tensor]) -> list[int]:
+        """Return the turn of each parameter: OUTSIDE if no module holds it, UNRECORDED if its first use was not seen.
+
+        Args:
+            modules: all that the models have now.
+            params: those of the optimizer.
+        """
+        slots = chain.from_iterable(
+            (*held.keys(), *held.values()) for module in modules if (held := module._parameters)
+        )
+        asked = self._record.changes, identities((*modules, *slots, *params))
+        if asked != self._asked:
+            uses = self._record.first_uses(modules)
+            self._asked, self._found = asked, [uses.get(id(p), OUTSIDE) for p in params]
+        return self._found
 
 
 class Recorder(TorchFunctionMode):

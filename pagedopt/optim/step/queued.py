@@ -6,12 +6,9 @@ import contextlib
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Generator, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from ...launch.device_step import DeviceStep
 from ...placements.arena import Arena
@@ -21,22 +18,8 @@ from ...system.interrupts import Uninterrupted
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from .launches import PreparedStep
+from .pending import LastLaunches, Pending, cannot_be_told, memory_of
 from .update import Update
-
-
-def memory_of(tensor: torch.Tensor) -> int | None:
-    """Return the address of the memory that a tensor is a view of; None if it has none."""
-    try:
-        return tensor.untyped_storage().data_ptr() or None
-    except (RuntimeError, NotImplementedError, ValueError):  # fake, functional, sparse, not initialized
-        return None
-
-
-def cannot_be_told(tensor: torch.Tensor) -> bool:
-    """Return whether :func:`memory_of` does not know a tensor's memory, as in ``torch.func.grad`` and ``vmap``."""
-    if memory_of(tensor) is not None or tensor.layout is not torch.strided or tensor.device.type == "meta":
-        return False  # a sparse tensor is a view of none
-    return not is_lazy(tensor) and tensor.numel() > 0
 
 
 def why_not(step: PreparedStep) -> str:
@@ -63,35 +46,6 @@ def _reads_hyperparameters(update: Update) -> bool:
     return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
 
 
-class Pending(NamedTuple):
-    """A parameter and its gradient, as they were when the step was queued; ``p.data = …`` does not free ``memory``."""
-
-    param: torch.Tensor
-    address: int
-    version: int
-    grad: torch.Tensor
-    grad_version: int
-    memory: tuple[torch.UntypedStorage, torch.UntypedStorage]
-
-    @classmethod
-    def of(cls, p: torch.Tensor, grad: torch.Tensor) -> Pending:
-        """Return both as they are now."""
-        memory = p.untyped_storage(), grad.untyped_storage()
-        return cls(p, p.data_ptr(), p._version, grad, grad._version, memory)
-
-    def misuse(self) -> str:
-        """Return in words how they were misused since; "" if not."""
-        if self.param._version != self.version:
-            return "a parameter was written"
-        if self.param.data_ptr() != self.address:
-            return "a parameter was given other memory"
-        if self.grad._version != self.grad_version:
-            return "a gradient was written"
-        if self.param.grad is not None and self.param.grad is not self.grad:
-            return "gradients were set, by a forward that attach() did not see or by hand,"
-        return ""
-
-
 class QueuedStep:
     """A step that is already counted, whose launches are pending.
 
@@ -105,20 +59,24 @@ class QueuedStep:
         step: its checks are done; see :func:`why_not`.
         side: the stream of the launches; None on a CPU.
         events: of earlier steps, to be used again; the list grows as needed.
+        before: :attr:`last` of an earlier step.
 
     Attributes:
+        last: which launch is the last one for each parameter; on a GPU known once the step is queued.
         begun: how many launches somebody has waited for, or has carried out.
         total: the number of launches that can be waited for: all of them, or none until the step is counted.
         misuse: what was done, before its launch, to a parameter or gradient of this step; or "".
         lock: a reentrant one, for all that may not happen in two threads at once.
     """
 
-    def __init__(self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event]) -> None:
+    def __init__(
+        self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event], before: LastLaunches | None
+    ) -> None:
         self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
-        # By launch: parameters that it is the last one for, with their gradients; on a GPU known once it is queued.
-        self._pairs = _pairs(step.updates, [update.rows_by_launch() for update in step.updates]) if side is None else []
-        self._pending: list[list[Pending]] = []  # the same, since the step was counted
-        self._last: dict[int, int] = {}  # by memory of a parameter: its last launch
+        self.last, self._updates = before, step.updates
+        if side is None:
+            self.last = LastLaunches.of(step.updates, [update.rows_by_launch() for update in step.updates], before)
+        self._pending: Pending | None = None  # until the step is counted
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
         # Launches may run when it is replaced.
@@ -126,7 +84,6 @@ class QueuedStep:
         self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
-        self._shared: set[int | None] = set()  # memory of several parameters, which may have one version
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas) if side is None else None
         self._step: PreparedStep | None = step
@@ -145,15 +102,10 @@ class QueuedStep:
 
     def counted(self) -> None:
         """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
-        pending = [[Pending.of(p, grad) for p, grad in pairs] for pairs in self._pairs]
-        uses, last = Counter[int | None](), dict[int, int]()
-        for number, pairs in enumerate(self._pairs):
-            memories = [memory_of(p) for p, _ in pairs]
-            uses.update(memories)
-            last.update((memory, number) for memory in memories if memory is not None)
+        assert self.last is not None, "it was launched"
+        pending = Pending(self.last, self._updates)
         self._counters = [(each, each._version) for each in self._versions.counters]
-        self._shared = {memory for memory, count in uses.items() if count > 1}
-        self._pairs, self._pending, self._last, self.total = [], pending, last, len(pending)  # all at once, or nothing
+        self._updates, self._pending, self.total = (), pending, pending.total  # all at once, or nothing
 
     def _launch_on(self, side: torch.cuda.Stream, step: PreparedStep) -> None:
         """Queue all launches on a stream, behind the work of the current stream, each with an event."""
@@ -166,7 +118,7 @@ class QueuedStep:
                 if fences is None:
                     fences = self._call_by_call(side, update.passes(arenas), len(events))
                 events += fences
-        self._events, self._pairs = events, _pairs(step.updates, rows)
+        self._events, self.last = events, LastLaunches.of(step.updates, rows, self.last)
 
     def _call_by_call(self, side: torch.cuda.Stream, launches: Generator[None], first: int) -> list[Event]:
         """Queue launches one by one, the first one being number ``first``; return the event behind each."""
@@ -196,12 +148,12 @@ class QueuedStep:
 
     def updates_any(self, memories: Iterable[int]) -> bool:
         """Return whether this step updates parameters in one of these memories."""
-        return not self._last.keys().isdisjoint(memories)
+        return self._pending is not None and not self._pending.launch_of.keys().isdisjoint(memories)
 
     def launch_of(self, tensor: torch.Tensor | None) -> int:
         """Return the number of the last launch that updates memory of a tensor; -1 if none does."""
         memory = None if tensor is None else memory_of(tensor)
-        return -1 if memory is None else self._last.get(memory, -1)
+        return -1 if memory is None or self._pending is None else self._pending.launch_of.get(memory, -1)
 
     def is_pending(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the memory of a parameter for whose update its reader has not waited."""
@@ -210,9 +162,7 @@ class QueuedStep:
     def reads_gradient(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is in the memory of a gradient that is still to be read."""
         memory = memory_of(tensor)
-        return memory is not None and any(
-            memory_of(each.grad) == memory for pending in self._pending[self._passed() :] for each in pending
-        )
+        return memory is not None and self._pending is not None and self._pending.reads_gradient(memory, self._passed())
 
     def _passed(self) -> int:
         """Return how many launches the caller (on a GPU, the current stream) has waited for."""
@@ -277,19 +227,14 @@ class QueuedStep:
         Then raise the versions of the other parameters: if one was read too early and autograd has saved it, the
         backward raises RuntimeError.
         """
-        pending = [each for launch in self._pending[self._looked : stop] for each in launch]
-        if not pending:
+        if self._pending is None or stop <= self._looked:
             return
-        as_they_were = []
-        for each in pending:
-            if misuse := each.misuse():
-                self.misuse = self.misuse or misuse
-            elif not self._shared or memory_of(each.param) not in self._shared:
-                as_they_were.append(each.param)
+        misuse, untouched = self._pending.misuse(self._looked, stop)
+        self.misuse = self.misuse or misuse
         if any(counter._version != version for counter, version in self._counters):
             self.misuse = self.misuse or "state was written"
         self._looked = stop  # not before, for misuse would be lost by an interrupt; nor later: our own would be misuse
-        torch.autograd.graph.increment_version(as_they_were)
+        torch.autograd.graph.increment_version(untouched)
 
     def _carry_out(self, stop: int) -> None:
         """Carry out launches on a CPU; behind the last, write pages back."""
@@ -330,37 +275,14 @@ class QueuedStep:
 
     def _let_go(self, first: int, stop: int) -> None:
         """Give back the gradients of launches."""
-        for pending in self._pending[first:stop]:
-            pending.clear()
+        if self._pending is not None:
+            self._pending.let_go(first, stop)
 
     def _drop(self) -> None:
         """Give back all that is kept alive."""
         self._launches = None
-        self._pairs, self._pending, self._state = [], [], []
-
-
-def _pairs(
-    updates: Sequence[Update], rows: Sequence[Sequence[Sequence[int]]]
-) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return, for each launch, the parameters that no later launch updates, with their gradients.
-
-    Args:
-        updates: whose launches they are.
-        rows: for each update, the indices of the parameters of each launch.
-    """
-    last, number = dict[int, tuple[int, torch.Tensor, torch.Tensor]](), 0
-    for update, launches in zip(updates, rows, strict=True):
-        count = len(update.seen) // 2
-        for launch in launches:
-            for i in launch:
-                p, grad = update.tensors[i], update.tensors[count + i]
-                if p is not None and grad is not None:
-                    last[id(p)] = number, p, grad
-            number += 1
-    pairs: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in range(number)]
-    for at, p, grad in last.values():
-        pairs[at].append((p, grad))
-    return pairs
+        self._updates, self._state = (), []
+        self._let_go(0, self.total)
 
 
 def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Generator[None]:

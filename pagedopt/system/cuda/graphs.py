@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,8 +59,7 @@ def destructor() -> int:
     return int(ctypes.cast(_libc().sem_post, ctypes.c_void_p).value or 0)
 
 
-_held: list[Held] = []
-_lock = threading.Lock()
+_held: list[Held] = []  # changed by single calls of append and remove: a lock could be left held by an interrupt
 
 
 def keep_with_graph(stream: int, kept: Any) -> Held:
@@ -95,8 +93,7 @@ def hold(kept: Any) -> Held:
     """Keep an object until the destructor has run; its semaphore to the end of the process, if it never does."""
     held = Held(kept)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
-    with _lock:
-        _held.append(held)
+    _held.append(held)
     return held
 
 
@@ -126,13 +123,11 @@ def go_on_behind(stream: int, nodes: Sequence[Any]) -> None:
 
 def drop_released() -> None:
     """Let go of what graphs that are gone have kept alive.  Called where memory of CUDA may be freed."""
-    if not _held:
-        return
-    with _lock:
-        gone = [held for held in _held if held.released]
-        for held in gone:
+    for held in [each for each in _held if each.released]:
+        try:
             _held.remove(held)
-    for held in gone:
+        except ValueError:  # another thread lets go of it
+            continue
         held.kept = None
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
 

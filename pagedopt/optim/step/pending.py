@@ -1,0 +1,173 @@
+"""Parameters whose update is queued: which launch is the last one for each, and what must not be done to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ...system.compare_tensors import identities
+from .update import Update
+
+#: For each update, the indices of the parameters of each of its launches.
+Rows = Sequence[Sequence[Sequence[int]]]
+
+_address, _storage, _memory = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.UntypedStorage.data_ptr
+_version, _grad = attrgetter("_version"), attrgetter("grad")
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """Return the address of the memory that a tensor is a view of; None if it has none."""
+    try:
+        return tensor.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError, ValueError):  # fake, functional, sparse, not initialized
+        return None
+
+
+def cannot_be_told(tensor: torch.Tensor) -> bool:
+    """Return whether :func:`memory_of` does not know a tensor's memory, as in ``torch.func.grad`` and ``vmap``."""
+    if memory_of(tensor) is not None or tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return False  # a sparse tensor is a view of none
+    return not is_lazy(tensor) and tensor.numel() > 0
+
+
+class LastLaunches:
+    """Which launch is the last one for each parameter that a step updates.
+
+    Steps with the same launches, of the same parameters at the same addresses, share one object.  It keeps no tensor
+    alive: a parameter may have died, and another one may be in its place, at its address.
+
+    Attributes:
+        numbers: the launches, in ascending order, one for each parameter that has a gradient.
+        ends: for each launch, how many of ``numbers`` are its own or smaller.
+    """
+
+    def __init__(self, made_for: tuple[Any, ...], updates: Sequence[Update], rows: Rows) -> None:
+        self._made_for = made_for
+        last, number, first = dict[int, tuple[int, int]](), 0, 0  # by id of a parameter: its launch and its place
+        params, grads = _params(updates), _grads(updates)
+        for update, launches in zip(updates, rows, strict=True):
+            for launch in launches:
+                for i in launch:
+                    if params[first + i] is not None and grads[first + i] is not None:
+                        last[id(params[first + i])] = number, first + i
+                number += 1
+            first += len(update.seen) // 2
+        order = sorted(last.values())
+        counts = Counter(number for number, _ in order)
+        self._places, self.numbers, self.ends = [place for _, place in order], [number for number, _ in order], [0]
+        for each in range(number):
+            self.ends.append(self.ends[-1] + counts[each])
+        del self.ends[0]
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], rows: Rows, before: LastLaunches | None) -> LastLaunches:
+        """Return that of a step; ``before`` if it serves.
+
+        Args:
+            updates: what the step does.
+            rows: the parameters of its launches.
+            before: that of a step before it.
+        """
+        params = _params(updates)
+        there = tuple([p for p in params if p is not None])
+        made_for = [*rows], [update.absent for update in updates], identities(params), [*map(_address, there)]
+        return before if before is not None and before._made_for == made_for else cls(made_for, updates, rows)
+
+    def pick(self, items: Sequence[Any]) -> list[Any]:
+        """Return, in the order of :attr:`numbers`, the items of parameters, given one for each row of all updates."""
+        return [items[place] for place in self._places]
+
+
+class Pending:
+    """Parameters with their gradients, as they were when their step was queued, by their last launches.
+
+    ``p.data = …`` frees no memory that is still to be updated or read.
+
+    Args:
+        last: the launches of the step; not changed.
+        updates: what the step does.
+
+    Attributes:
+        total: the number of launches.
+        launch_of: by memory of a parameter, its last launch.
+    """
+
+    def __init__(self, last: LastLaunches, updates: Sequence[Update]) -> None:
+        self.last, self.total = last, len(last.ends)
+        self._params: list[Any] = last.pick(_params(updates))
+        self._grads: list[Any] = last.pick(_grads(updates))
+        self._addresses = [*map(_address, self._params)]
+        self._versions, self._grad_versions = [*map(_version, self._params)], [*map(_version, self._grads)]
+        self._memory: list[Any] = [*map(_storage, self._params)]
+        self._grad_memory: list[Any] = [*map(_storage, self._grads)]
+        memories = [*map(_memory, self._memory)]
+        self.launch_of = dict(zip(memories, last.numbers, strict=True))
+        self.launch_of.pop(0, None)
+        # Parameters that share memory may share a version, too.
+        shares = len(self.launch_of) < len(memories)
+        self._shared = {each for each, uses in Counter(memories).items() if uses > 1} if shares else set()
+
+    def between(self, first: int, stop: int) -> slice:
+        """Return the places of the parameters whose last launch is one from ``first`` to ``stop - 1``."""
+        ends = self.last.ends
+        return slice(ends[first - 1] if first > 0 else 0, ends[stop - 1] if stop > 0 else 0)
+
+    def misuse(self, first: int, stop: int) -> tuple[str, list[torch.Tensor]]:
+        """Return what was done to parameters and gradients of some launches, in words, and the untouched parameters.
+
+        The words are "" if nothing was done.  Parameters that share memory are left out.
+        """
+        at = self.between(first, stop)
+        found, untouched = "", self._params[at]
+        if not self._are_as_they_were(at):
+            done = [self._done_to(i) for i in range(at.start, at.stop)]
+            found = next(filter(None, done), "")
+            untouched = [p for p, what in zip(untouched, done, strict=True) if not what]
+        return found, [p for p in untouched if memory_of(p) not in self._shared] if self._shared else untouched
+
+    def _are_as_they_were(self, at: slice) -> bool:
+        params, grads = self._params[at], self._grads[at]
+        return (
+            [*map(_version, params)] == self._versions[at]
+            and [*map(_address, params)] == self._addresses[at]
+            and [*map(_version, grads)] == self._grad_versions[at]
+            and all(now is None or now is grad for now, grad in zip(map(_grad, params), grads, strict=True))
+        )
+
+    def _done_to(self, i: int) -> str:
+        """Return in words what was done to a parameter or its gradient; "" if nothing."""
+        p, grad = self._params[i], self._grads[i]
+        if p._version != self._versions[i]:
+            return "a parameter was written"
+        if p.data_ptr() != self._addresses[i]:
+            return "a parameter was given other memory"
+        if grad._version != self._grad_versions[i]:
+            return "a gradient was written"
+        if p.grad is not None and p.grad is not grad:
+            return "gradients were set, by a forward that attach() did not see or by hand,"
+        return ""
+
+    def reads_gradient(self, memory: int, first: int) -> bool:
+        """Return whether this is the memory of a gradient that a launch from ``first`` on reads."""
+        grads = self._grads[self.between(first, self.total)]
+        return any(memory_of(grad) == memory for grad in grads if grad is not None)
+
+    def let_go(self, first: int, stop: int) -> None:
+        """Give back the parameters and gradients of some launches."""
+        at = self.between(first, stop)
+        for kept in (self._params, self._grads, self._memory, self._grad_memory):
+            kept[at] = [None] * (at.stop - at.start)
+
+
+def _params(updates: Iterable[Update]) -> tuple[torch.Tensor | None, ...]:
+    return (*chain.from_iterable(update.tensors[: len(update.seen) // 2] for update in updates),)
+
+
+def _grads(updates: Iterable[Update]) -> tuple[torch.Tensor | None, ...]:
+    return (*chain.from_iterable(update.tensors[(n := len(update.seen) // 2) : 2 * n] for update in updates),)
