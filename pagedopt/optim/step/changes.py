@@ -86,7 +86,7 @@ class KnownObjects:
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
         self._memory_of = local if any(map(is_sharded, values)) else None
-        memories = (*map(local, values),)
+        memories = values if self._memory_of is None else (*map(local, values),)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
         self._keys, self._ids = identities((*members.params, *keys)), identities(values)
