@@ -102,39 +102,57 @@ def _compiled_loop() -> Callable[[tuple[torch.Tensor, ...]], bytes] | None:
 # --- torch: shapes and strides of tensors -----------------------------------------------------------------------------
 
 
+def missing(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
+    """Return indices of the tensors that are None."""
+    return tuple([i for i, t in enumerate(tensors) if t is None])
+
+
 class TensorLayout:
-    """The type, dtype, device, shape and strides of some tensors, to compare with those of others.
+    """Which of some tensors are absent, and the type, dtype, device, shape and strides of the others.
 
     Attributes:
-        same: called with as many tensors: whether they have what the tensors given to the constructor had.
-        sure: the comparison includes the class.  If equal, ``data_ptr()`` is safe to call.
+        here: the indices of those that are not absent.
     """
 
-    __slots__ = ("__weakref__", "same", "sure")
+    __slots__ = ("__weakref__", "_missing", "_same", "_sure", "here")
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.same: Callable[..., bool]
-        self.sure = _guards_work()
+    def __init__(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        self._missing, there = missing(tensors), [t for t in tensors if t is not None]
+        self.here = np.delete(np.arange(len(tensors)), self._missing) if self._missing else slice(len(tensors))
+        self._same: Callable[..., bool]
+        #: The comparison includes the class.  If equal, ``data_ptr()`` is safe to call.
+        self._sure = _guards_work()
         try:
-            if self.sure:
-                self.same = _guards(tensors)
-                self.sure = self.same(*tensors)  # False, for example, if one tensor is there twice
+            if self._sure:
+                self._same = _guards(there)
+                self._sure = self._same(*there)  # False, for example, if one tensor is there twice
         except (ImportError, TypeError, SystemError, ValueError):
-            self.sure = False
-        if not self.sure:
-            self.same = functools.partial(_same_attributes, _attributes(tensors))
+            self._sure = False
+        if not self._sure:
+            self._same = functools.partial(_same_attributes, _attributes(there))
 
     @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> TensorLayout:
+    def of(cls, tensors: tuple[torch.Tensor | None, ...]) -> TensorLayout:
         """Return the object for ``tensors``.  Equal single tensors and pairs share one, as thousands of optimizers may
         have one parameter each."""
         if len(tensors) > 2:
             return cls(tensors)
-        like = tuple([(type(t), t.dtype, t.shape, t.stride()) for t in tensors])
+        like = tuple([None if t is None else (type(t), t.dtype, t.shape, t.stride()) for t in tensors])
         known = _of_few.get(like)
-        if known is None or not known.same(*tensors):
+        if known is None or known.addresses(tensors) is None:
             known = _of_few[like] = cls(tensors)
         return known
+
+    def addresses(self, tensors: tuple[Any, ...]) -> bytes | None:
+        """Return :func:`addresses` of those that are not absent; None: others are absent, or they are other ones."""
+        if self._missing:
+            if missing(tensors) != self._missing:
+                return None
+            tensors = tuple([t for t in tensors if t is not None])
+        try:
+            return addresses(tensors, self._sure) if self._same(*tensors) else None
+        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
+            return None
 
 
 _of_few: weakref.WeakValueDictionary[tuple[Any, ...], TensorLayout] = weakref.WeakValueDictionary()

@@ -11,11 +11,6 @@ TensorList = Sequence[torch.Tensor | None]
 Tensors = tuple[torch.Tensor | None, ...]
 
 
-def missing(tensors: TensorList) -> tuple[int, ...]:
-    """Return indices of the tensors that are None."""
-    return tuple([i for i, t in enumerate(tensors) if t is None])
-
-
 def is_dense(tensor: torch.Tensor) -> bool:
     """Return whether the elements fill one range of memory, each once, in any order of dimensions."""
     if tensor.is_contiguous():

@@ -5,28 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.compare_tensors import TensorLayout, addresses
+from ..system.compare_tensors import TensorLayout, addresses, missing
 from .checks import Common, check_overlap, checked_writes
-from .columns import TensorList, Tensors, has_memory, missing
+from .columns import TensorList, Tensors, has_memory
 from .layout import WORD, Geometry, HostTable, Words, choose_geometry
 from .storage import POSITION_WORDS
 
 Indices = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]
-
-
-class _Seen(NamedTuple):
-    """What :meth:`PointerTable.remember` stores: shapes and strides, the indices of None, and all other indices."""
-
-    layout: TensorLayout
-    missing: tuple[int, ...]
-    here: slice | Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +112,8 @@ class PointerTable:
         #: For each list, the indices of absent tensors; None: it was not taken yet.
         self._absent: list[tuple[int, ...] | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
-        self._seen: _Seen | None = None
-        self._seen_before: tuple[_Seen, ...] = ()
+        self._seen: TensorLayout | None = None
+        self._seen_before: tuple[TensorLayout, ...] = ()
         self._unwritten = False
         #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
@@ -233,13 +225,11 @@ class PointerTable:
             tensors: of the first lists, one list after the other: those that may be replaced, or change strides.  The
                 caller itself compares the other lists.
         """
-        gone, there = missing(tensors), [t for t in tensors if t is not None]
         for seen in self._seen_before:  # a gradient that comes and goes is seen again
-            if seen.missing == gone and seen.layout.same(*there):
+            if seen.addresses(tensors) is not None:
                 self._seen = seen
                 return
-        here = np.delete(np.arange(len(tensors)), gone) if gone else slice(len(tensors))
-        self._seen = _Seen(TensorLayout.of(there), gone, here)
+        self._seen = TensorLayout.of(tensors)
         self._seen_before = (self._seen, *self._seen_before[:1])
 
     def look(self, tensors: Tensors) -> bool:
@@ -255,24 +245,13 @@ class PointerTable:
             ValueError: a tensor has no memory, or shares it; the table is unchanged then.
         """
         seen = self._seen
-        if seen is None:
+        if seen is None or (at := seen.addresses(tensors)) is None:
             return False
-        here: Any = tensors
-        if seen.missing:
-            if missing(tensors) != seen.missing:
-                return False
-            here = tuple([t for t in tensors if t is not None])
-        try:
-            if not seen.layout.same(*here):
-                return False
-        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
-            return False
-        at = addresses(here, seen.layout.sure)
         if at != self._addresses.reshape(-1)[seen.here].tobytes() or self._unwritten:
             self._move(tensors, at, seen)
         return True
 
-    def _move(self, tensors: Tensors, at: bytes, seen: _Seen) -> None:
+    def _move(self, tensors: Tensors, at: bytes, seen: TensorLayout) -> None:
         """Take new addresses of lists whose shapes and strides are as remembered."""
         now, count = self._addresses.copy(), self._addresses.shape[1]
         now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
