@@ -1,23 +1,22 @@
 """How long does a copy of a data loader wait beside a step?
 
 A copy engine serves in order and knows no priorities: a copy of 4 MiB to the device stands behind the pages that were
-asked for before it.  A thread copies at random moments, as loaders do, on a stream of its own, while the model trains;
-what is timed begins when the GPU could begin the copy and ends when it has arrived.
+asked for before it.  Copies come from page-locked memory.  A prefetcher's stream, which does nothing but copy, is given
+one with each layer of each forward: the host is ahead of the GPU then, which is still busy with the step.  The model's
+stream is given one before each forward, as by ``batch.to(device, non_blocking=True)``.  What is timed begins when what
+stands before the copy on its stream is done, and ends when its bytes have arrived.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, formatted, ms, over, ratio, series, spread_ms
+from experiments.lab import Bar, Row, Rows, Run, Table, formatted, ms, series, spread_ms
 from experiments.overlap.iteration import EXPOSED, HIDDEN, MODELS, RESIDENT, maker
 from experiments.works.training import Load, Mark, Training
 from pagedopt.planning.sizes import SIZES
@@ -25,59 +24,49 @@ from pagedopt.planning.sizes import SIZES
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 PIECE = 4 << 20
-#: Seconds between two copies, at most.
-APART = 0.02
 ALONE = "nothing"
+NAMES = ("time", "p99")
+OWN, MODELS_STREAM = "its own stream", "the model's stream"
 PLAN = (("float32", RESIDENT), ("int8", EXPOSED), ("int8", HIDDEN), ("float32", HIDDEN))
 
 
-class Copies:
-    """Copies of a thread: ``with`` starts it, and ends it.
+class Loader:
+    """Copies to the device, on a stream of its own or on the current one.
 
     Attributes:
-        took: microseconds of each copy.
+        marks: begin and end of each copy.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: str) -> None:
         on_gpu = device.type == "cuda"
-        self.took: list[float] = []
-        self._device, self._end = device, threading.Event()
+        self.marks: list[tuple[Mark, Mark]] = []
+        self._device = device
         self._here = torch.ones(PIECE, dtype=torch.uint8, pin_memory=on_gpu)
         self._there = torch.empty_like(self._here, device=device)
-        self._stream = torch.cuda.Stream(device) if on_gpu else None
-        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._stream = torch.cuda.Stream(device) if on_gpu and stream == OWN else None
 
-    def __enter__(self) -> Copies:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def times(self, clock: str) -> Row:
-        """All copies as a series, and what one of a hundred exceeds."""
-        return {"time": series(self.took, clock), "p99": series([np.percentile(self.took, 99)], clock)}
-
-    def _copy(self) -> None:
-        apart = random.Random(0)
+    def copy(self, *_: Any) -> None:
+        """Ask for a copy; a hook of a module."""
         with torch.cuda.stream(self._stream) if self._stream is not None else contextlib.nullcontext():
-            while not self._end.is_set():
-                begin = Mark(self._device)
-                self._there.copy_(self._here, non_blocking=True)
-                end = Mark(self._device)
-                if self._stream is not None:
-                    self._stream.synchronize()
-                self.took.append(end.since(begin))
-                time.sleep(apart.uniform(0, APART))
+            begin = Mark(self._device)
+            self._there.copy_(self._here, non_blocking=True)
+            self.marks.append((begin, Mark(self._device)))
+
+    def times(self) -> Row:
+        """All copies as a series (µs), and what one of a hundred exceeds."""
+        took = [end.since(begin) for begin, end in self.marks]
+        clock = "GPU" if self._device.type == "cuda" else "wall"
+        return {"time": series(took, clock), "p99": series([np.percentile(took, 99)], clock)}
 
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per format of state and way; first one with nothing beside the copies."""
-    with Copies(run.device) as alone:
-        time.sleep(run.size(2.0, 0.1))
-    clock = "GPU" if run.device.type == "cuda" else "wall"
-    yield {"state": "", "way": ALONE, **alone.times(clock)}
+    alone = Loader(run.device, OWN)
+    for _ in range(run.size(500, 5)):
+        alone.copy()
+    if run.device.type == "cuda":
+        torch.cuda.synchronize()
+    yield {"state": "", "way": ALONE, "stream": OWN, **alone.times()}
     for state, way in run.each(PLAN):
         with run.attempt(f"{state}, {way}"):
             training = Training(run.device, SIZES[run.size(MODELS["1.56 B"], "tiny")], Load(), maker(way, state))
@@ -85,37 +74,47 @@ def measure(run: Run) -> Iterator[Row]:
                 training.optimizer.attach(training.model)
             for _ in range(3):
                 training.iterate()
-            training.wait()
-            with Copies(run.device) as copies:
-                for _ in range(run.size(20, 2)):
-                    training.iterate()
-                training.wait()
-            yield {"state": state, "way": way, **copies.times(clock)}
+            for stream, count in ((OWN, 12), (MODELS_STREAM, 40)):
+                modules = training.model.layers if stream == OWN else [training.model]
+                yield {"state": state, "way": way, "stream": stream, **copies(run, training, stream, modules, count)}
             del training
 
 
+def copies(run: Run, training: Training, stream: str, modules: Iterable[torch.nn.Module], count: int) -> Row:
+    """Times of copies that begin before each call of the modules, in so many iterations."""
+    training.wait()
+    loader = Loader(run.device, stream)
+    handles = [module.register_forward_pre_hook(loader.copy) for module in modules]
+    for _ in range(run.size(count, 2)):
+        training.iterate()
+    training.wait()
+    for handle in handles:
+        handle.remove()
+    return loader.times()
+
+
 def derive(rows: Rows) -> Rows:
-    """How much longer than alone: what a copy waits."""
-    alone = rows.first(way=ALONE) or {}
+    """How much longer than beside a step with all state on the device: what a copy waits for the pages of a step."""
     found = Rows()
     for row in rows:
-        waits = {name: (row[name]["median"] - alone["time"]["median"]) / 1e3 for name in ("time", "p99")}
-        found.append({
-            **row, "clock": row["time"]["clock"], "count": row["time"]["n"],
-            "of_alone": over(row["time"], alone["time"]), "waits": waits["time"], "waits_p99": waits["p99"],
-        })  # fmt: skip
+        resident = rows.first(way=RESIDENT, stream=row["stream"]) or {}
+        longer = {name: (row[name]["median"] - resident[name]["median"]) / 1e3 for name in NAMES if resident}
+        waits = {f"waits_{name}": late for name, late in longer.items() if row["way"] in (EXPOSED, HIDDEN)}
+        found.append({**row, **waits, "clock": row["time"]["clock"], "count": row["time"]["n"]})
     return found
 
 
 TABLES = [
     Table("a loader's copies of 4 MiB while 1.56 B parameters train; ms ({clock})", {
-        "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "), "a copy": ms("time"),
-        "p10 to p90": spread_ms("time"), "÷ alone": ratio("of_alone"), "waits": formatted("waits", "{:.2f}"),
-        "waits, p99": formatted("waits_p99", "{:.2f}"), "copies": formatted("count", "{:,}"),
+        "on": "stream", "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "), "a copy": ms("time"),
+        "p10 to p90": spread_ms("time"), "p99": ms("p99"), "waits": formatted("waits_time", "{:.2f}"),
+        "waits, p99": formatted("waits_p99", "{:.2f}"), "copies": formatted("count", "{:,.0f}"),
     }),
 ]  # fmt: skip
 BARS = [
-    Bar(f"{state}, hidden: a loader's copy waits, {what}", column, at_most=most, unit="ms", state=state, way=HIDDEN)
+    Bar(f"{state}, hidden: a copy on {stream} waits, {what}", column, at_most=most, unit="ms", state=state, way=HIDDEN,
+        stream=stream)
+    for stream in (OWN, MODELS_STREAM)
     for state in ("int8", "float32")
-    for what, column, most in (("median", "waits", 1.0), ("p99", "waits_p99", 2.0))
-]
+    for what, column, most in (("median", "waits_time", 1.0), ("p99", "waits_p99", 2.0))
+]  # fmt: skip

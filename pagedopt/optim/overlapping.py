@@ -29,6 +29,9 @@ class OverlappingOptimizer(CapturingOptimizer):
         parameters that are still to be updated, and the end of the model's forward waits for the rest.  The first
         forward with gradients is recorded, for modules that read parameters of others.
 
+        Pages pass in the order in which the forward first uses their parameters.  ``device_budget`` keeps the state of
+        the optimizer's first parameters on the device, mostly those of the first modules: with ``"64MiB"`` these have
+        nothing to wait for.
         Pages with parameters that no attached model holds come first, and ``step()`` waits for them, with a warning.
         Modules that join a model later are hooked by the next ``step()`` or call of the model.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 
+from ...system.compare_tensors import identities
 from ..step.pending import memory_of
 from . import hooks
 
@@ -52,6 +56,15 @@ def holds_any(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> bool:
     return any(id(p) in own for p in model.parameters())
 
 
+_submodules, _values = attrgetter("_modules"), methodcaller("values")
+_pre_hooks, _forward_hooks = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
+
+
+def _within(modules: Iterable[torch.nn.Module]) -> bytes:
+    """Return the ids of all modules that these own."""
+    return identities((*chain.from_iterable(owned.values() for owned in map(_submodules, modules) if owned),))
+
+
 class Models:
     """The attached models of one overlap.
 
@@ -63,6 +76,8 @@ class Models:
 
     def __init__(self, overlap: hooks.Waits) -> None:
         self._models: list[weakref.ref[torch.nn.Module]] = []
+        self._modules: list[weakref.ref[torch.nn.Module]] = []  # that modules() has returned, and what was within them
+        self._within: bytes | None = None
         self._enter, self._leave = hooks.Enter(overlap), hooks.Leave(overlap)
         self._raised, self._fence = hooks.Raised(overlap), hooks.Fence(overlap)
         self._handles: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
@@ -74,7 +89,12 @@ class Models:
 
     def modules(self) -> list[torch.nn.Module]:
         """Return the modules that the models have now, each once."""
-        return modules_of(self)
+        before: list[Any] = [ref() for ref in self._modules]
+        if id(None) in map(id, before) or _within(before) != self._within:
+            found = modules_of(self)
+            self._modules, self._within = [*map(weakref.ref, found)], _within(found)
+            return found
+        return before
 
     def name_of(self, param: torch.Tensor) -> str:
         """Return the name of a parameter, or of the parameter that a view shares memory with."""
@@ -101,12 +121,13 @@ class Models:
                 self._unhook(module)
             raise
         self._models.append(weakref.ref(model))
+        self._within = None
 
     def remove_all(self) -> None:
         """Take all hooks away, and forget the models."""
         for module in list(self._handles):
             self._unhook(module)
-        self._models = []
+        self._models, self._within = [], None
 
     def hook(self, module: torch.nn.Module) -> None:
         """Register all hooks of a module, in front of all others; any that it has are taken away before."""
@@ -142,13 +163,11 @@ class Models:
                 break
         return False
 
-    def unhooked(self, modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    def unhooked(self, modules: Sequence[torch.nn.Module]) -> list[torch.nn.Module]:
         """Return the modules whose hooks are missing, or have others in front."""
-        enter, leave = self._enter, self._leave
-        found = [
-            module
-            for module in modules
-            if next(iter(module._forward_pre_hooks.values()), None) is not enter
-            or leave not in module._forward_hooks.values()
-        ]
-        return [m for m in found if not self.comes_first(m) or leave not in m._forward_hooks.values()]
+        # Mostly there are none, and loops of C find that out.
+        firsts = map(id, map(next, map(iter, map(_values, map(_pre_hooks, modules)))))  # ends early if one has none
+        ends = map(operator.contains, map(_values, map(_forward_hooks, modules)), repeat(self._leave))
+        if [*firsts] == [id(self._enter)] * len(modules) and all(ends):
+            return []
+        return [m for m in modules if not self.comes_first(m) or self._leave not in m._forward_hooks.values()]

@@ -172,7 +172,7 @@ class Overlap:
         if waits:
             if not self.models.comes_first(module):
                 self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
-            self._hook_anew(modules)
+            self._hook_anew(self.models.unhooked(modules))
             known = known and self.record.knows(module)
         self.models.hook_outermost(module)
         if not known:
@@ -192,9 +192,9 @@ class Overlap:
             else:
                 self.record.note(call.module, slots)
 
-    def _hook_anew(self, modules: list[torch.nn.Module]) -> None:
+    def _hook_anew(self, found: list[torch.nn.Module]) -> None:
         """Hook modules that have joined a model, have lost their hooks, or have others in front; wait if there are."""
-        if found := self.models.unhooked(modules):
+        if found:
             self._finish("waited")
             self.record.forget()
             if why := next(filter(None, map(refusal, found)), ""):
@@ -241,7 +241,7 @@ class Overlap:
             self.wait()
         if not self._off:
             modules = self.models.modules()
-            self._hook_anew(modules)
+            self._hook_anew(self.models.unhooked(modules))
             turns = self._turns(modules)
             self._order(turns)
             self._turns_now = None if hooked else turns
