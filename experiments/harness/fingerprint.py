@@ -22,7 +22,14 @@ from experiments.harness.revision import ROOT
 #: Topic → files; of kernels also what :data:`PRINTED` prints.
 TOPICS: dict[str, tuple[str, ...]] = {
     "clock": ("experiments/harness/time.py",),
-    "kernels": ("pagedopt/kernels/*.cuh", "pagedopt/kernels/multi_tensor_apply.cu", "pagedopt/kernels/blocks.cu"),
+    "kernels": (
+        "pagedopt/kernels/device.cuh", "pagedopt/kernels/numbers.cuh", "pagedopt/kernels/table.cuh",
+        "pagedopt/kernels/multi_tensor_apply.cu", "pagedopt/kernels/blocks.cu",
+    ),
+    "factor": (
+        "pagedopt/kernels/factor.cuh", "pagedopt/kernels/factor.cu", "pagedopt/kernels/squares.cu",
+        "pagedopt/launch/factor.py", "pagedopt/launch/squares.py", "pagedopt/optim/step/factor.py",
+    ),
     "CPU kernels": (
         "pagedopt/kernels/cpu.py", "pagedopt/kernels/cpu_text.py", "pagedopt/kernels/numba_numbers.py",
         "pagedopt/kernels/team.py", "pagedopt/kernels/threads.py",

@@ -50,17 +50,35 @@ def _norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callab
     return _compiled(cpu_text.norm_source(form, number, order), f"norm{order}", 2, 0)
 
 
-def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
-    """Return the compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`."""
-    return _for_threads(_kernel(rule, formats))
+def squares_kernel(form: StorageFormat, threads: int) -> Callable[..., None]:
+    """Return the kernel that writes the sum of each chunk's squares, over lists (tensor, sums).
+
+    Args:
+        threads: see :func:`~pagedopt.kernels.cpu_text.squares_source`.
+    """
+    return _for_threads(_squares_kernel(form, threads))
 
 
 @functools.cache
-def _kernel(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> Callable[..., None]:
-    columns, uniforms = sum(len(f.columns) for f in formats), rule.uniform_count
+def _squares_kernel(form: StorageFormat, threads: int) -> Callable[..., None]:
+    return _compiled(cpu_text.squares_source(form, threads), f"squares{threads}", 2, 0)
+
+
+def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool = False) -> Callable[..., None]:
+    """Return the compiled kernel for ``rule`` on lists in ``formats``, for :func:`run`.
+
+    Args:
+        scaled: whether gradients are multiplied by a factor (see ``factor.cuh``).
+    """
+    return _for_threads(_kernel(rule, formats, scaled))
+
+
+@functools.cache
+def _kernel(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool) -> Callable[..., None]:
+    columns, uniforms = sum(len(f.columns) for f in formats), rule.uniform_count + scaled
     if not all(f.plain for f in formats):
         columns, uniforms = columns + POSITION_WORDS, uniforms + 1  # the element's position, and the seed
-    return _compiled(cpu_text.source(rule, formats), rule.name, columns, uniforms)
+    return _compiled(cpu_text.source(rule, formats, scaled), rule.name, columns, uniforms)
 
 
 def sample_kernel(form: StorageFormat) -> Callable[..., None]:

@@ -34,16 +34,31 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
 '''
 
 
-def source(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
-    """Return the Python text of the kernel for ``rule`` on lists in ``formats``."""
+#: The gradient among the lists of a rule.
+_GRAD = 1
+#: Statements that compute the factor of gradients: its address is a number of each set, behind the rule's.
+_FACTOR = """\
+_at = _scalars.view(_np.int64)[0, {at}]
+_words, _halves = _carray(_pointer(_at), 3, _np.float64), _carray(_pointer(_at + 24), 2, _np.float32)
+_factor = S(_words[0] / _np.float64(_halves[0]))"""
+
+
+def source(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool = False) -> str:
+    """Return the Python text of the kernel for ``rule`` on lists in ``formats``.
+
+    Args:
+        scaled: whether gradients are multiplied by a factor (see ``factor.cuh``).
+    """
     if not all(f.plain for f in formats):
-        return _source_of_blocks(rule, formats)
+        return _source_of_blocks(rule, formats, scaled)
     arrays, loads, stores = [], [], []
     for i, form in enumerate(formats):
         arrays.append(_array(i, form.columns[0], form.numba_type))
         loads.append(form.numba_load.format(f"_p{i}[_i]"))
         stores.append(f"_p{i}[_i] = " + form.numba_store)
-    uniforms = _uniforms(rule, len(formats))
+    uniforms = _uniforms(rule, len(formats), scaled)
+    if scaled:
+        loads[_GRAD] = f"({loads[_GRAD]}) * _factor"
     lines = [
         *uniforms,
         *arrays,
@@ -58,9 +73,10 @@ def _rounded(formats: tuple[StorageFormat, ...]) -> list[Callable[[str], str]]:
     return [lambda text, f=f: f.numba_load.format(f.numba_store.format(text)) for f in formats]  # type: ignore[misc]
 
 
-def _uniforms(rule: KernelRule, lists: int) -> list[str]:
-    """Return statements that read the hyperparameters of the row's set."""
-    return [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(rule.uniform_count)]
+def _uniforms(rule: KernelRule, lists: int, scaled: bool) -> list[str]:
+    """Return statements that read the hyperparameters of the row's set, and the factor of gradients."""
+    read = [f"u{i} = S(_scalars[_rows[_row, {lists + 1}], {i}])" for i in range(rule.uniform_count)]
+    return read + (_FACTOR.format(at=rule.uniform_count).splitlines() if scaled else [])
 
 
 def _array(word: int, column: Column, dtype: str) -> str:
@@ -84,7 +100,7 @@ def {name}({arguments}):
 """
 
 
-def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> str:
+def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool) -> str:
     """Do the same as :func:`source` for formats with blocks: load each block into an array, update it, and store it."""
     block = max(f.block for f in formats)
     found: list[list[str]] = [[] for _ in range(6)]
@@ -110,10 +126,12 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...]) -> s
                 after += _block_calls(f"_store{i}", i, word, form)
         word += len(form.columns)
     lists = word + POSITION_WORDS
+    if scaled:
+        loads[_GRAD] = f"({loads[_GRAD]}) * _factor"
     lines = [
-        *_uniforms(rule, lists),
+        *_uniforms(rule, lists, scaled),
         f"_parameter, _index = _rows[_row, {word}], _rows[_row, {word + 1}] + _offset",
-        f"_seed = int(_scalars[_rows[_row, {lists + 1}], {rule.uniform_count}])",
+        f"_seed = int(_scalars[_rows[_row, {lists + 1}], {rule.uniform_count + scaled}])",
         *arrays,
         f"for _b in range(0, _numel, {block}):",
         *_indented([f"_live = min({block}, _numel - _b)", *before]),
@@ -164,6 +182,35 @@ def norm_source(form: StorageFormat, number: torch.dtype, order: int) -> str:
         load=form.numba_load.format("_x[_i]"), join=_JOINS[order],
     ).splitlines()  # fmt: skip
     return _module(f"norm{order}", 2, number, lines)
+
+
+_SQUARES_LINES = """\
+_x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {dtype})
+_total = _carray(_pointer(_rows[_row, 1] + _offset // _chunk_numel * 8), 1, S)
+_sums = _np.zeros({sums}, S)
+for _first in range(0, _numel, {sums}):
+    _part = _x[_first : _first + {sums}]
+    for _j in range(len(_part)):
+        value = {load}
+        _sums[_j] += value * value
+_left = {sums}
+while _left > 1:
+    _left //= 2
+    for _j in range(_left):
+        _sums[_j] = _sums[2 * _j] + _sums[2 * _j + 1]
+_total[0] = _sums[0]"""
+
+
+def squares_source(form: StorageFormat, threads: int) -> str:
+    """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.squares_kernel`: that of ``squares.cu``.
+
+    Args:
+        threads: that share a chunk on a GPU, which decides the order in which squares are added.
+    """
+    itemsize = form.columns[0].dtype.itemsize
+    sums, load = threads * 16 // itemsize, form.numba_load.format("_part[_j]")
+    lines = _SQUARES_LINES.format(itemsize=itemsize, dtype=form.numba_type, sums=sums, load=load)
+    return _module(f"squares{threads}", 2, torch.float64, lines.splitlines())
 
 
 _SAMPLE = """\

@@ -21,8 +21,13 @@ from .nvrtc import cached_cubin
 PROLOGUE_BLOCK = 128
 #: ``PrologueAt`` there, the argument of :func:`prologue_kernel`; to be passed without fields.
 PROLOGUE_AT = np.dtype(
-    [("table", np.uint64), ("inputs", np.uint64), ("rows", np.int64), ("stride", np.int64), ("seed_at", np.int64)]
-)
+    [
+        ("table", np.uint64), ("inputs", np.uint64), ("rows", np.int64), ("stride", np.int64), ("seed_at", np.int64),
+        ("factor", np.uint64),
+    ]
+)  # fmt: skip
+#: ``TotalAt`` of ``squares.cu``, the argument of :func:`total_kernel`; to be passed without fields.
+TOTAL_AT = np.dtype([("sums", np.uint64), ("count", np.int64), ("total", np.uint64), ("factor", np.uint64)])
 
 
 class CudaKernel:
@@ -95,6 +100,7 @@ def multi_tensor_kernel(
     argument_type: str,
     device: int,
     blocks: int | None = None,
+    scaled: bool = False,
 ) -> CudaKernel:
     """Return the kernel for ``rule``, compiled and loaded.
 
@@ -102,12 +108,26 @@ def multi_tensor_kernel(
         threads: per chunk (see :class:`~pagedopt.tables.layout.Geometry`).
         argument_type: the C++ type of the argument (:func:`~pagedopt.tables.layout.table_type`).
         blocks: the most thread blocks per launch; None: no limit.
+        scaled: whether gradients are multiplied by a factor (``factor.cu``).
 
     Raises:
         CompileError: NVRTC refuses it.
     """
-    name = source.instance(rule, formats, threads, argument_type, small_grid=blocks is not None)
-    return CudaKernel(source.text(rule, formats), name, device, BLOCK // threads, blocks)
+    name = source.instance(rule, formats, threads, argument_type, blocks is not None, scaled)
+    return CudaKernel(source.text(rule, formats, scaled=scaled), name, device, BLOCK // threads, blocks)
+
+
+@functools.cache
+def squares_kernel(form: StorageFormat, threads: int, argument_type: str, device: int) -> CudaKernel:
+    """Return the kernel that adds the squares of each chunk of lists (tensor, sums), of a plain format."""
+    name = source.squares_instance(form, threads, argument_type)
+    return CudaKernel(source.text(None, kernel="squares.cu"), name, device, BLOCK // threads)
+
+
+@functools.cache
+def total_kernel(device: int) -> CudaKernel:
+    """Return the kernel that adds sums in one block; its argument is a :data:`TOTAL_AT`, its count 1."""
+    return CudaKernel(source.text(None, kernel="squares.cu"), f"total<{BLOCK}>", device)
 
 
 @functools.cache

@@ -11,6 +11,8 @@ import torch
 from ..tables.storage import StorageFormat
 from .kernel_rule import KernelRule
 
+#: Kernels that read or write the factor of gradients.
+_WITH_FACTOR = ("prologue.cu", "squares.cu")
 #: Threads of a warp, and the elements a thread takes at a time if no format has blocks: 16 bytes of float32.
 WARP, WIDTH = 32, 4
 
@@ -21,10 +23,23 @@ def _file(name: str) -> str:
     return f'#line 1 "{name}"\n{body}'
 
 
-def text(rule: KernelRule | None, formats: Sequence[StorageFormat] = (), kernel: str = "multi_tensor_apply.cu") -> str:
-    """Return all CUDA text of ``kernel``, headers included, so that a cache keyed by the text notices every change."""
-    files = ["device.cuh", "numbers.cuh", "table.cuh", kernel]
-    parts = [_file(name) for name in (files if all(f.plain for f in formats) else [*files, "blocks.cu"])]
+def text(
+    rule: KernelRule | None,
+    formats: Sequence[StorageFormat] = (),
+    kernel: str = "multi_tensor_apply.cu",
+    scaled: bool = False,
+) -> str:
+    """Return all CUDA text of ``kernel``, headers included, so that a cache keyed by the text notices every change.
+
+    Args:
+        rule, formats: what it is made for.
+        kernel: its file.
+        scaled: whether its instances may multiply gradients by a factor.
+    """
+    files = ["device.cuh", "numbers.cuh", "table.cuh"]
+    files += [kernel] if kernel not in _WITH_FACTOR else ["factor.cuh", kernel]
+    files += [] if all(f.plain for f in formats) else ["blocks.cu"]
+    parts = [_file(name) for name in (files if not scaled else [*files, "factor.cuh", "factor.cu"])]
     own = {f.cuda_text: f for f in formats if f.cuda_text}
     parts += [f'#line 1 "format {f.name}"\n{body}' for body, f in own.items()]
     if rule is not None:
@@ -78,17 +93,24 @@ def width(formats: Sequence[StorageFormat]) -> int:
 
 
 def instance(
-    rule: KernelRule, formats: Sequence[StorageFormat], threads: int, argument_type: str, small_grid: bool = False
+    rule: KernelRule,
+    formats: Sequence[StorageFormat],
+    threads: int,
+    argument_type: str,
+    small_grid: bool = False,
+    scaled: bool = False,
 ) -> str:
     """Return the C++ name of an instance of the multi-tensor kernel, whose argument is an ``argument_type``."""
     kernel = "multi_tensor_apply_small_grid" if small_grid else "multi_tensor_apply"
-    number = _number(arithmetic(formats))
+    number, functor = _number(arithmetic(formats)), rule.functor
+    if scaled:
+        functor, argument_type = f"Scaled<{functor}>", f"Factored<{argument_type}>"
     if all(f.plain for f in formats):
         types = ", ".join(f.cuda_type for f in formats)
-        return f"{kernel}<{number}, {rule.functor}, {threads}, {argument_type}, {types}>"
+        return f"{kernel}<{number}, {functor}, {threads}, {argument_type}, {types}>"
     types = ", ".join(f"Plain<{f.cuda_type}>" if f.plain else f.cuda_type for f in formats)
     kernel = kernel.replace("apply", "apply_blocks")
-    return f"{kernel}<{number}, {rule.functor}, {threads}, {width(formats)}, {argument_type}, {types}>"
+    return f"{kernel}<{number}, {functor}, {threads}, {width(formats)}, {argument_type}, {types}>"
 
 
 def prologue_instance(rule: KernelRule) -> str:
@@ -101,3 +123,8 @@ def norm_instance(
 ) -> str:
     """Return the C++ name of an instance of a stage of the norm, over lists in a plain format."""
     return f"norm_{stage}<{_number(number)}, {order}, {threads}, {argument_type}, {form.cuda_type}>"
+
+
+def squares_instance(form: StorageFormat, threads: int, argument_type: str) -> str:
+    """Return the C++ name of an instance of the kernel that adds the squares of each chunk, of a plain format."""
+    return f"squares<{threads}, {argument_type}, {form.cuda_type}>"

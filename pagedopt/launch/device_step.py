@@ -18,6 +18,7 @@ from ..rules import Rule
 from ..system.cuda import driver
 from ..tables.layout import WORD, HostTable, Span, table_type
 from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
+from .factor import Factor
 from .table_copy import StagedCopies
 
 #: The lowest bit of an address that the prologue reads a float32 at; without it, a float64.
@@ -33,6 +34,7 @@ class DeviceStep(Transport):
         table: the table as the host has it, with a set for each row.
         groups: how many groups have hyperparameters of their own.
         counters: for each row the steps taken, if no tensor counts them; left out: tensors do.
+        factor: by what gradients are multiplied, whose address is in the table; None: they are not.
 
     Attributes:
         inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, and in the
@@ -48,10 +50,18 @@ class DeviceStep(Transport):
     may_be_copied = True  # its table is on the device, at one address
 
     def __init__(
-        self, rule: Rule, device: int, table: HostTable, groups: int, counters: npt.NDArray[np.float64] | None = None
+        self,
+        rule: Rule,
+        device: int,
+        table: HostTable,
+        groups: int,
+        counters: npt.NDArray[np.float64] | None = None,
+        factor: Factor | None = None,
     ) -> None:
         super().__init__(device)
-        self._rule, self._rows = rule, len(table.scalars)
+        self._rule, self._rows, self._factor = rule, len(table.scalars), factor
+        if factor is not None:  # sent once: the prologue writes the numbers before it
+            table.scalars[:, rule.uniform_count] = factor.word
         width = len(rule.scalars)
         own = np.zeros(0) if counters is None else counters
         sizes = [len(table.words), self._rows * (2 + width), groups * width, len(own)]
@@ -120,9 +130,10 @@ class DeviceStep(Transport):
     def prologue(self, table: HostTable) -> tuple[cuda.CudaKernel, Argument, int]:
         """Return the kernel that comes before all launches, its argument and its count."""
         fields = np.zeros(1, cuda.PROLOGUE_AT)
-        stride, uniforms = table.scalars.shape[1], self._rule.uniform_count
+        stride, uniforms = table.scalars.shape[1], self._rule.uniform_count + (self._factor is not None)
         seed_at = uniforms if stride > uniforms else -1
-        fields[0] = self.address, self.address + WORD * self._inputs_at, self._rows, stride, seed_at
+        factor_at = 0 if self._factor is None else self._factor.address
+        fields[0] = self.address, self.address + WORD * self._inputs_at, self._rows, stride, seed_at, factor_at
         return cuda.prologue_kernel(self._rule, self.device), opaque(fields), self._rows
 
     def launched(self, stream: int) -> None:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..formats.floating import SINGLES, known, of_dtype
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic
 from ..system import internals
+from ..tables.columns import has_memory, is_dense
 from ..tables.layout import HostTable
-from ..tables.pointers import PointerTable
 from ..transports.choose import TransportOption, shared
 from ..transports.transport import Transport
 
 Tensors = Sequence[torch.Tensor]
 
+#: Classes whose tensors have memory of their own.
+_CLASSES = {torch.Tensor, torch.nn.Parameter}
+#: Below this address lies no memory, but an offset in a storage that was freed.
+LOWEST = np.uint64(1 << 33)
 #: Orders that the kernels compute, and the kernels' numbers for them.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
 
@@ -66,55 +73,90 @@ def foreach_norm(
     tensors = list(tensors)
     out_dtype = dtype or (tensors[0].dtype if tensors else torch.float32)
     order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
-    empty = order == 0 and any(t.numel() == 0 for t in tensors)
-    if order is None or empty or not known(out_dtype) or not fits([tensors]):
-        return list(torch._foreach_norm(tensors, ord, dtype))
-    try:
-        table = PointerTable([tensors], names=["tensors"])
-    except ValueError:  # gaps or overlaps: torch supports them
+    listed = _List.of(tensors) if order is not None and known(out_dtype) else None
+    if listed is None or order is None or (order == 0 and listed.some_empty):
         return list(torch._foreach_norm(tensors, ord, dtype))
     with torch.no_grad():
-        if table.device.type == "cuda":
-            return list(_cuda(table, order, out_dtype, shared(transport, table.device.index)).unbind())
-        return list(_cpu(table, order, out_dtype).unbind())
+        if listed.device.type == "cuda":
+            return list(_cuda(listed, order, out_dtype, shared(transport, listed.device.index)).unbind())
+        return list(_cpu(listed, order, out_dtype).unbind())
 
 
-def _cuda(table: PointerTable, order: int, out_dtype: torch.dtype, transport: Transport) -> torch.Tensor:
-    device, dtype = table.device, table.dtypes[0]
-    assert dtype is not None
-    listed, results = of_dtype(dtype), of_dtype(out_dtype)
-    number = arithmetic((listed, results))
-    host = HostTable(3, table.numels, geometry=table.host.geometry)
-    counts = np.bincount(host.chunks["row"], minlength=len(table))
-    partials = torch.empty(len(host.chunks), dtype=number, device=device)
-    out = torch.zeros(len(table), dtype=out_dtype, device=device)
-    firsts = partials.data_ptr() + (np.cumsum(counts) - counts) * number.itemsize
-    targets = out.data_ptr() + np.arange(len(table)) * out_dtype.itemsize
-    host.set_addresses(np.array([table.host.addresses[:, 0], firsts, targets], np.uint64).T)
+class _List(NamedTuple):
+    """What kernels need of a list of tensors.  Every call finds it anew, so nothing here asks for a tensor alone."""
+
+    dtype: torch.dtype
+    device: torch.device
+    numels: npt.NDArray[np.int64]
+    addresses: npt.NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> _List | None:
+        """Return it; None: the tensors are not alike, or a kernel cannot read them as they are."""
+        if not tensors or not {*map(type, tensors)} <= _CLASSES:
+            return None
+        dtypes, devices = {*map(_dtype, tensors)}, {*map(_device, tensors)}
+        if len(dtypes) > 1 or len(devices) > 1 or {*map(_layout, tensors)} != {torch.strided}:
+            return None
+        (dtype,), (device,) = dtypes, devices
+        if not known(dtype) or device.type not in ("cpu", "cuda"):
+            return None
+        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
+            return None
+        if not all(map(_is_contiguous, tensors)) and not all(map(is_dense, tensors)):
+            return None
+        try:
+            addresses = np.array([*map(_data_ptr, tensors)], np.uint64)
+        except RuntimeError:  # as those of functorch, it has no memory
+            return None
+        if (addresses < LOWEST).any() and not all(map(has_memory, tensors)):
+            return None
+        return cls(dtype, device, np.array([*map(_numel, tensors)], np.int64), addresses)
+
+    @property
+    def some_empty(self) -> bool:
+        """Whether a tensor has no elements."""
+        return not self.numels.all()
+
+    def table(self, lists: int) -> tuple[HostTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return a table whose first list are the tensors; of each, how many chunks it has, and the first of them."""
+        host = HostTable(lists, self.numels)
+        counts = -(-self.numels // host.geometry.chunk_numel)
+        host.set_column(0, self.addresses)
+        return host, counts, np.cumsum(counts) - counts
+
+
+def _cuda(listed: _List, order: int, out_dtype: torch.dtype, transport: Transport) -> torch.Tensor:
+    device, form, results = listed.device, of_dtype(listed.dtype), of_dtype(out_dtype)
+    number = arithmetic((form, results))
+    host, _, firsts = listed.table(3)
+    partials = torch.empty(len(host.chunk_words), dtype=number, device=device)
+    out = torch.zeros(len(firsts), dtype=out_dtype, device=device)
+    host.row_words[:, 1] = partials.data_ptr() + firsts * number.itemsize
+    host.row_words[:, 2] = out.data_ptr() + np.arange(len(firsts)) * out_dtype.itemsize
     with torch.cuda.device(device):
         handle = internals.current_stream(device.index)
-        for stage, form in (("chunks", listed), ("rows", results)):
+        for stage, each in (("chunks", form), ("rows", results)):
             with transport.lend(host, handle) as lent:
-                kernel = cuda.norm_kernel(stage, order, form, number, host.geometry.threads, lent.kind, device.index)
+                kernel = cuda.norm_kernel(stage, order, each, number, host.geometry.threads, lent.kind, device.index)
                 for argument, chunks in lent.parts():
                     kernel(argument, chunks, cuda.Stream(handle))
     return out
 
 
-def _cpu(table: PointerTable, order: int, out_dtype: torch.dtype) -> torch.Tensor:
-    dtype = table.dtypes[0]
-    assert dtype is not None
-    form = of_dtype(dtype)
+def _cpu(listed: _List, order: int, out_dtype: torch.dtype) -> torch.Tensor:
+    form = of_dtype(listed.dtype)
     number = arithmetic((form, of_dtype(out_dtype)))
-    host = HostTable(2, table.numels, geometry=table.host.geometry)
-    counts = np.bincount(host.chunks["row"], minlength=len(table))
-    partials = np.zeros(len(host.chunks), SINGLES[number])
-    firsts = np.cumsum(counts) - counts
-    targets = partials.ctypes.data + firsts * partials.itemsize
-    host.set_addresses(np.array([table.host.addresses[:, 0], targets], np.uint64).T)
+    host, counts, firsts = listed.table(2)
+    partials = np.zeros(len(host.chunk_words), SINGLES[number])
+    host.row_words[:, 1] = partials.ctypes.data + firsts * partials.itemsize
     cpu.run(cpu.norm_kernel(form, number, order), host)
-    result = np.zeros(len(table), partials.dtype)
+    result = np.zeros(len(firsts), partials.dtype)
     filled = counts > 0
     if filled.any():  # reduceat refuses an empty list
         result[filled] = (np.maximum if order == 0 else np.add).reduceat(partials, firsts[filled])
     return torch.from_numpy(np.sqrt(result) if order == 2 else result).to(out_dtype)
+
+
+_dtype, _device, _layout, _requires_grad = map(attrgetter, ("dtype", "device", "layout", "requires_grad"))
+_is_contiguous, _numel, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.numel, torch.Tensor.data_ptr

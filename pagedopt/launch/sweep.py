@@ -21,6 +21,7 @@ from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
+from .factor import Factor
 from .graph import CapturedSweep
 from .stored import stored_of
 
@@ -44,14 +45,15 @@ class Sweep:
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
         numbers: of the tensors, for formats that round at random; left out: their indices.
+        factor: by what gradients, the rule's second input, are multiplied; None: they are taken as they are.
 
     Raises:
         ValueError, TypeError: the lists do not fit the rule or each other (see :class:`PointerTable`).
     """
 
     __slots__ = (
-        "__weakref__", "_kernel", "_on_cpu", "arithmetic", "begun", "blocks", "device", "formats", "launches", "rule",
-        "stored", "table", "transport",
+        "__weakref__", "_kernel", "_on_cpu", "arithmetic", "begun", "blocks", "device", "factor", "formats", "launches",
+        "rule", "stored", "table", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -66,11 +68,12 @@ class Sweep:
         rows: Rows | None = None,
         blocks: int | None = None,
         numbers: Sequence[int] | None = None,
+        factor: Factor | None = None,
     ) -> None:
         check_rule(rule)
         if not isinstance(transport, Transport):
             check_transport(transport)
-        self.rule = rule
+        self.rule, self.factor = rule, factor
         self.stored = stored_of(rule, None if formats is None else tuple(formats))
         keys = self.stored.keys
         if len(lists) != len(keys):
@@ -79,7 +82,7 @@ class Sweep:
             lists,
             writes=self.stored.writes,
             names=keys,
-            uniforms=rule.uniform_count + self.stored.by_position,
+            uniforms=rule.uniform_count + (factor is not None) + self.stored.by_position,
             sets=sets,
             geometry=geometry,
             itemsize=_widest(lists),
@@ -187,12 +190,10 @@ class Sweep:
 
     def set_scalars(self, sets: Sets, seeds: float | Sequence[float] = 0) -> None:
         """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
+        if self.factor is not None:
+            sets = _beside(sets, self.factor.word)
         if self.stored.by_position:
-            each = [seeds] * len(sets) if isinstance(seeds, int | float) else seeds
-            if isinstance(sets, np.ndarray):
-                sets = np.column_stack([sets, each])
-            else:
-                sets = [[*uniforms, seed] for uniforms, seed in zip(sets, each, strict=True)]
+            sets = _beside(sets, seeds)
         self.table.host.set_scalars(sets)
 
     def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, walks: Any) -> Iterator[None]:
@@ -262,7 +263,7 @@ class Sweep:
             threads = torch.get_num_threads()
             by, kernel = self._kernel
             if by is not (threads > 1):
-                kernel = cpu.kernel(self.rule, self.formats)
+                kernel = cpu.kernel(self.rule, self.formats, self.factor is not None)
                 self._kernel = threads > 1, kernel
             if steps is WHOLE:
                 return cpu.whole(kernel, self.table.host, threads)
@@ -275,7 +276,8 @@ class Sweep:
         by, kernel = self._kernel
         if by != kind:
             per_chunk, index = self.table.host.geometry.threads, self.device.index
-            kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks)
+            scaled = self.factor is not None
+            kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks, scaled)
             self._kernel = kind, kernel
         return kernel
 
@@ -289,6 +291,14 @@ class Sweep:
             raise ValueError(f"a CUDA graph needs CUDA tensors; these are on {self.device}")
         self.prepare()
         return CapturedSweep(self.table, functools.partial(self.run, scalars))
+
+
+def _beside(sets: Sets, numbers: float | Sequence[float]) -> Sets:
+    """Return sets with one more number each; ``numbers`` is one for all sets or one for each."""
+    each = [numbers] * len(sets) if isinstance(numbers, int | float) else numbers
+    if isinstance(sets, np.ndarray):
+        return np.column_stack([sets, each])
+    return [[*uniforms, number] for uniforms, number in zip(sets, each, strict=True)]
 
 
 def _widest(lists: Sequence[TensorList]) -> int:

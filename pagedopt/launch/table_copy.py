@@ -30,6 +30,11 @@ class TableCopy:
         """Bytes on the device."""
         return self._memory.nbytes
 
+    def fill(self, table: HostTable) -> None:
+        """Copy the table at once, before anything reads it: also during a capture, which does not see this copy."""
+        self._memory.fill(table.words.ctypes.data)
+        self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+
     def publish(self, table: HostTable, stream: int) -> None:
         """Queue a copy of what has changed on ``stream``, which is behind all launches that read it."""
         if table.stamp == self._stamp:

@@ -31,9 +31,11 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
         maximize: go up the gradient.
-        foreach, fused: choose torch's implementation; this class has only one.  They have two effects, both as in
-            torch: which inputs are refused, and where ``step`` lies (with ``fused`` on the parameter's device, which
-            reads it there in each step, with the learning rate and betas).
+        foreach, fused: choose torch's implementation; this class has only one.  They have three effects, all as in
+            torch: which inputs are refused; where ``step`` lies (with ``fused`` on the parameter's device, which
+            reads it there in each step, with the learning rate and betas); and with ``fused`` a ``GradScaler`` leaves
+            it to the step to divide by its scale, and to do nothing where a gradient is infinite or NaN.  Then nothing
+            waits for the device.  Unlike in torch gradients stay scaled.
         capturable: store ``step`` on the parameter's device, and read it, the learning rate and betas there: then
             ``torch.cuda.graph`` may capture :meth:`step`.
         differentiable: must be False.
@@ -71,7 +73,6 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
             self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
             foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
         )  # fmt: skip
-        self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As torch's AdamW, which sets ``decoupled_weight_decay``; says so where that changes what a group does."""

@@ -32,13 +32,14 @@ from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, RuleOptimizer, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
+from .step.factor import SCALING, note_scaling
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
 from .step.members import refuse, state_tensors
 from .step.preallocate import preallocate
 from .step.quick import QuickSteps, quick_first
 
 #: Options that are attributes, which users may set.
-_SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
+_SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate", "max_grad_norm")
 
 
 @functools.lru_cache(maxsize=256)
@@ -105,6 +106,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
         self.state_format, self.rounding, self.seed = chosen["state_format"], chosen["rounding"], chosen["seed"]
         self.blocks, self.transport = chosen["blocks"], chosen["transport"]
+        self.max_grad_norm, self.factors, self.clipped_by, self.scaled = chosen["max_grad_norm"], {}, {}, False
         self._launches: Launches | None = None
         self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
         self._lock, self._quick = OptimizerLock(), QuickSteps()
@@ -130,6 +132,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             closure: computes the loss again and returns it.
 
         Raises:
+            AssertionError, TypeError: ``grad_scale`` or ``found_inf`` is set, and a group is not ``fused`` (as torch),
+                or it is no tensor of one number.
             RuntimeError: a gradient is sparse; state has another dtype, shape or device than its parameter asks for; a
                 parameter has integers (NotImplementedError); a parameter or its state has lost its memory, or is a
                 DTensor whose gradient or state is none; the stream is being captured into a CUDA graph and the step
@@ -175,7 +179,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
             others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
-            return not others and self._quick.take(self)
+            return not others and vars(self).keys().isdisjoint(SCALING) and self._quick.take(self)
 
     _opaque_step = opaque(_step)  # torch.compile must not trace it
 
@@ -185,6 +189,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
+        if not vars(self).keys().isdisjoint(SCALING):
+            note_scaling(self)
         ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
         if known is not None and known.residents == ready.residents:
             found = known.objects.compare(self)

@@ -41,7 +41,7 @@ OPTIONS: dict[str, str] = {
     "decoupled_weight_decay": "write it into parameter groups: {'params': …, 'decoupled_weight_decay': False}",
     "optim_bits": "write state_format='int8' for 8 bits, 'float32' for 32 (None: as the parameter)",
     "is_paged": "leave it out: device_budget='auto' (or bytes, or a share) says what stays on the device",
-    "percentile_clipping": "it is not there: torch.nn.utils.clip_grad_norm_(model.parameters(), …) before step() clips",
+    "percentile_clipping": "it is not there: max_grad_norm=… clips by the norm of all gradients",
     "block_wise": "leave it out: state_format='int8' always scales by blocks, of 256 elements",
     "block_size": "leave it out: a block of state_format='int8' has 256 elements",
     "min_8bit_size": "leave it out: with state_format='int8', state of parameters below 4,096 elements is float32; a "

@@ -15,6 +15,7 @@ from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..transports.choose import DEFAULT, TransportOption, check_transport
 from .foreign_options import OPTIONS, hint
+from .state.clipping import checked_max_norm
 from .state.group_options import check_group_options
 
 
@@ -152,6 +153,21 @@ TABLE = {
             '"hybrid"': "kernel arguments where one launch is enough, else as `memcpy`",
         },
     ),
+    "max_grad_norm": Option(
+        "the norm to which a step clips the gradients of all its parameters together; an attribute, too, which may be "
+        "set between steps",
+        None,
+        {
+            "None": "gradients are taken as they are",
+            "1.0": "as behind `torch.nn.utils.clip_grad_norm_(params, 1.0)`, but gradients are not written: the step "
+            "multiplies them on their way. The norm is `optimizer.grad_norm`, on the device. It is that of this "
+            "optimizer's parameters alone: of two optimizers each clips by its own, and so does each process where "
+            "plain tensors are parts of a model (tensor or pipeline parallel, FSDP1, ZeRO). Shards of DTensors are "
+            "added up",
+            'float("inf")': "nothing is clipped, and `optimizer.grad_norm` is there",
+        },
+        "None, or a number above 0",
+    ),
     "preallocate": Option(
         "when state is made",
         False,
@@ -179,6 +195,7 @@ class Options(TypedDict, total=False):
     host_access: HostAccess | None
     blocks: int | None
     transport: TransportOption
+    max_grad_norm: float | None
     preallocate: bool
 
 
@@ -263,6 +280,7 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
+    checked_max_norm(chosen["max_grad_norm"])
     if not isinstance(chosen["preallocate"], bool):
         raise TypeError(f"preallocate is {chosen['preallocate']!r}; it must be True or False")
     return chosen

@@ -22,7 +22,7 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
         params: parameters or groups.
         lr, momentum, dampening, weight_decay, nesterov, maximize: as in torch.
         foreach, fused: choose torch's implementation; this class has only one, so they only decide, as in torch, which
-            inputs are refused.
+            inputs are refused, and what a ``GradScaler`` leaves to the step: see :class:`PagedAdamW`.
         differentiable: must be False.
         options: see below.
 
@@ -57,7 +57,6 @@ class PagedSGD(PagedOptimizer, torch.optim.SGD):
             self, params, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable, fused=fused,
         )  # fmt: skip
-        self._step_supports_amp_scaling = False  # torch sets it if fused; but this step does not unscale gradients
 
     @of_items_alone
     def rule_of(self, group: Group) -> Rule:

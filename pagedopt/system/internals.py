@@ -81,6 +81,12 @@ has_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing
 
 
+def in_backward() -> bool:
+    """Return whether this thread is within a backward pass, as hooks of gradients are; False if torch does not tell."""
+    task: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
+    return task is not None and task() != -1
+
+
 def only_default_devices() -> bool:
     """Return whether the function modes of this thread are those that choose a device for new tensors."""
     return all(type(mode) is DeviceContext for mode in function_modes())

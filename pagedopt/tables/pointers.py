@@ -269,6 +269,10 @@ class PointerTable:
         found: list[int] = self._addresses[j].tolist()
         return found
 
+    def column(self, j: int) -> Words:
+        """Return where each tensor of list ``j`` lies, (tensors,) uint64; 0: it is absent."""
+        return self._addresses[j]
+
     def let_go(self) -> None:
         """Stop keeping the tensors alive; give all lists again before the table is used."""
         self._held = [None] * len(self._held)

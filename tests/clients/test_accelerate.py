@@ -46,12 +46,13 @@ def train(by: Any, net: Any, opt: Any, batches: Any, schedule: Any = None) -> li
     return losses
 
 
-def beside_torch(device: str, place: str, near: float, **options: Any) -> None:
-    """Ours and torch's, prepared with model, data and schedule."""
+def beside_torch(device: str, place: str, near: float, ours: Any = (), **options: Any) -> None:
+    """Ours and torch's, prepared with model, data and schedule; ``ours`` are options of the optimizer more."""
     ends = []
-    for make in clients.both(place):
+    mine, theirs = clients.both(place)
+    for make, more in ((mine, dict(ours)), (theirs, {})):
         by, net = accelerator(device, **options), model()
-        inner = make(net.parameters())
+        inner = make(net.parameters(), **more)
         schedule = torch.optim.lr_scheduler.ExponentialLR(inner, 0.8)
         net, opt, batches, schedule = by.prepare(net, inner, loader(), schedule)
         ends.append((train(by, net, opt, batches, schedule), values(net), inner))
@@ -75,6 +76,29 @@ def test_bf16_and_accumulation(device: str, place: str) -> None:
 def test_fp16(device: str, place: str) -> None:
     """`mixed_precision="fp16"`, with its scaler."""
     beside_torch(device, place, 2e-2, mixed_precision="fp16")
+
+
+@clients.on_cuda
+def test_fp16_fused(device: str, place: str) -> None:
+    """`mixed_precision="fp16"` with `fused=True`; `clip_grad_norm_` unscales before it clips."""
+    beside_torch(device, place, 2e-2, ours={"fused": True}, mixed_precision="fp16")
+
+
+@clients.on_cuda
+def test_a_step_that_fused_skips_is_not_known_to_accelerate(device: str, place: str) -> None:
+    """`step_was_skipped` stays False with `fused=True`, as with torch's (accelerate#4242): the step is called."""
+    mine, theirs = clients.both(place)
+    for make in (lambda params: mine(params, fused=True), theirs):
+        by, net = accelerator(device, mixed_precision="fp16"), model()
+        net, opt = by.prepare(net, make(net.parameters()))
+        with by.autocast():
+            loss = net(torch.randn(8, 13, device=device)).square().mean()
+        by.backward(loss)
+        before = values(net)
+        next(net.parameters()).grad.fill_(float("inf"))
+        opt.step()
+        assert not opt.step_was_skipped
+        assert all(torch.equal(a, b) for a, b in zip(before, values(net), strict=True)), "it was skipped"
 
 
 @everywhere

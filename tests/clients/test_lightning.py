@@ -97,10 +97,10 @@ def trainer_in(folder: Path, device: str, **options: Any) -> Any:
 
 def beside_torch(
     folder: Path, device: str, place: str, near: float, kind: Any = Automatic, torchs: Any = clients.torchs,
-    **options: Any,
+    ours: Any = (), **options: Any,
 ) -> None:  # fmt: skip
     ends = []
-    for make in (clients.both(place)[0], torchs):
+    for make in (functools.partial(clients.both(place)[0], **dict(ours)), torchs):
         module = kind()
         opt = fit(folder, device, module, make, **options)
         ends.append((module.losses, values(module.net), opt))
@@ -132,6 +132,35 @@ def test_fp16_mixed(tmp_path: Path, device: str, place: str) -> None:
     """`precision="16-mixed"`, with its scaler and clipping, for which Lightning refuses torch's fused optimizers."""
     loop = functools.partial(clients.torchs, fused=False)
     beside_torch(tmp_path, device, place, 2e-2, torchs=loop, precision="16-mixed", gradient_clip_val=0.5)
+
+
+@clients.on_cuda
+def test_fp16_mixed_fused(tmp_path: Path, device: str, place: str) -> None:
+    """`precision="16-mixed"` with `fused=True`: the step divides by the scale of Lightning's scaler."""
+    beside_torch(tmp_path, device, place, 2e-2, ours={"fused": True}, precision="16-mixed")
+
+
+@clients.on_cuda
+def test_fp16_mixed_clipped_inside(tmp_path: Path, device: str, place: str) -> None:
+    """`precision="16-mixed"` with `fused=True, max_grad_norm=0.5`, where torch's loop is clipped by Lightning."""
+    loop = functools.partial(clients.torchs, fused=False)
+    ends = []
+    for make, options in (
+        (functools.partial(clients.both(place)[0], fused=True, max_grad_norm=0.5), {}),
+        (loop, {"gradient_clip_val": 0.5}),
+    ):
+        module = Automatic()
+        opt = fit(tmp_path, device, module, make, precision="16-mixed", **options)
+        ends.append((module.losses, values(module.net), opt))
+    clients.agree(ends, STEPS, 2e-2, values(model()), skips=True)
+
+
+@clients.on_cuda
+def test_lightning_refuses_to_clip_what_is_fused(tmp_path: Path, device: str, place: str) -> None:
+    """`precision="16-mixed"` and `gradient_clip_val` refuse `fused=True` of ours, as they do of torch's."""
+    for make in (functools.partial(clients.both(place)[0], fused=True), clients.torchs):
+        with pytest.raises(RuntimeError, match="does not allow for gradient clipping because it performs unscaling"):
+            fit(tmp_path, device, Automatic(), make, precision="16-mixed", gradient_clip_val=0.5)
 
 
 def ours_in(place: str) -> Any:

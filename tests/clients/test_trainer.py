@@ -53,14 +53,16 @@ def inner(made: Any) -> Any:
     return opt
 
 
-def beside_torch(tmp_path: Path, device: str, place: str, near: float, **arguments: Any) -> None:
-    """Train with ours and with torch's: every step is torch's, and so are losses and weights to ``near``."""
+def beside_torch(tmp_path: Path, device: str, place: str, near: float, ours: Any = (), **arguments: Any) -> None:
+    """Train with ours and with torch's: every step is torch's, and so are losses and weights to ``near``; ``ours`` are
+    options more."""
     ends = []
-    for kind in clients.kinds(place):
+    (mine, options), theirs = clients.kinds(place)
+    for kind in ((mine, {**options, **dict(ours)}), theirs):
         made = trainer(tmp_path, device, kind=kind, **arguments)
         made.train()
         ends.append((losses(made), values(made.model), inner(made)))
-    clients.agree(ends, STEPS, near, values(gpt2()))
+    clients.agree(ends, STEPS, near, values(gpt2()), skips=bool(arguments.get("fp16")))
 
 
 @everywhere
@@ -73,6 +75,24 @@ def test_optimizer_cls_and_kwargs(tmp_path: Path, device: str, place: str) -> No
 def test_bf16_and_accumulation(tmp_path: Path, device: str, place: str) -> None:
     """`bf16=True`, `gradient_accumulation_steps=2`."""
     beside_torch(tmp_path, device, place, 2e-2, bf16=True, gradient_accumulation_steps=2)
+
+
+@clients.on_cuda
+def test_fp16(tmp_path: Path, device: str, place: str) -> None:
+    """`fp16=True` with `fused=True`: Trainer unscales and clips, the step skips what is infinite."""
+    beside_torch(tmp_path, device, place, 2e-2, ours={"fused": True}, fp16=True)
+
+
+@clients.on_cuda
+def test_fp16_clipped_inside(tmp_path: Path, device: str, place: str) -> None:
+    """`fp16=True`, `max_grad_norm=0`: the step divides by the scale and clips, with `fused=True, max_grad_norm=0.5`."""
+    ends = []
+    (ours, options), theirs = clients.kinds(place)
+    for kind, clip in (((ours, {**options, "fused": True, "max_grad_norm": 0.5}), 0.0), (theirs, 0.5)):
+        made = trainer(tmp_path, device, kind=kind, fp16=True, max_grad_norm=clip)
+        made.train()
+        ends.append((losses(made), values(made.model), inner(made)))
+    clients.agree(ends, STEPS, 2e-2, values(gpt2()), skips=True)
 
 
 @everywhere

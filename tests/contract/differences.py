@@ -147,6 +147,12 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     # Training loops.
     Difference(
+        "differs", "a scaled loss", tuple(f"{{'fused': True}}, step {step}: gradients" for step in (0, 3, 4, 6)),
+        "With `fused` a step divides by the scale what it reads, and gradients stay scaled: 4 bytes fewer for each "
+        "float32 parameter. torch's fused step writes the unscaled ones back.",
+        ("PagedAdamW", "PagedSGD"),
+    ),
+    Difference(
         "beyond", "gradients off", "inference_mode, first=True*",
         "State that is made in torch.inference_mode is followed outside of it, too; torch's raises RuntimeError there.",
     ),

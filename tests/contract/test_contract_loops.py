@@ -122,6 +122,51 @@ def test_clipping(world: World) -> None:
 
 
 @scenario(CHAPTER)
+def test_clipping_inside(world: World) -> None:
+    """``max_grad_norm`` of ours, set between steps, beside ``clip_grad_norm_`` and a step of torch's; where no gradient
+    is that large, where all are, and with gradients that come and go."""
+    params, opt = world.begin([(13, 18), (7,), (), (200, 101)])
+    for step in range(6):
+        give(params, step)
+        if step == 3:
+            params[1].grad = None
+        limit = (1e4, 0.5, 0.1)[step % 3]
+        if world.ours:
+            opt.max_grad_norm = limit
+            opt.step()
+            norm = opt.grad_norm.float()
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(params, limit)
+            opt.step()
+        world.say(f"step {step}: the norm", norm)
+        world.show(f"step {step}", opt, params)
+
+
+@scenario(CHAPTER)
+def test_a_scaled_loss(world: World) -> None:
+    """A ``GradScaler`` whose scale doubles and halves, in each of torch's ways that take one: the steps that it skips,
+    ``unscale_`` before some, and what is left of the gradients."""
+    ways: list[dict[str, Any]] = [{}, *({"fused": fused} for fused in (False, True) if "fused" in world.known)]
+    for way in ways:
+        params, opt = world.begin([(13, 18), (7,), ()], **way)
+        scaler = torch.amp.GradScaler(world.device, init_scale=64.0, growth_interval=2)
+        for step in range(7):
+            opt.zero_grad()
+            scaler.scale(loss_of(params)).backward()
+            if step in (2, 5):
+                params[0].grad.view(-1)[3] = float("inf")
+            if step in (1, 5):
+                scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(params, 0.5)
+            scaler.step(opt)
+            scaler.update()
+            world.say(f"{way}, step {step}: the scale", scaler.get_scale())
+            if step not in (2, 5):
+                world.say(f"{way}, step {step}: gradients", [p.grad for p in params])
+            world.show(f"{way}, step {step}", opt, params)
+
+
+@scenario(CHAPTER)
 def test_accumulation(world: World) -> None:
     """Gradients of several backwards before a step, zeroed in both ways, and ``None`` in between."""
     for set_to_none in (False, True):

@@ -23,9 +23,10 @@ from experiments.launch import puzzlers
 from experiments.lifetime import hazards, owners, tables
 from experiments.operators import told
 from experiments.paging import graph, hidden, spike, state_file, sweep
+from experiments.step import clip_and_scale
 from experiments.vertical import roofline, spill, traffic
 from experiments.works import mishaps, muladd_used
-from experiments.works.contenders import FUSED
+from experiments.works.contenders import COPY, FUSED, OURS
 from experiments.works.fusible import RULE, RULES
 
 #: A series is from 1/1024 to 1024 times as long.
@@ -122,6 +123,7 @@ KNOBS: dict[str, Knob] = {
     "size.spoiled": other("right", False),
     "cpu_step.ratio": shorter("ratio"),
     "step_host.ratio": shorter("ratio"),
+    "clip_and_scale.launches": count("launches"),
     "matrix.wheels": count("wheels"),
     "caches.believed": count("believed"),
     "caches.wrong": count("wrong"),
@@ -197,12 +199,22 @@ KNOBS: dict[str, Knob] = {
     "lies that opcheck catches": other("opcheck", ""),
 }  # fmt: skip
 
-#: Of what no file of results that is kept has: two GPUs, and a torch whose compiler fuses epilogues.
+#: Of what no file of results that is kept has: two GPUs, a torch whose compiler fuses epilogues, clipped steps.
 MADE = {
     "epilogues": Rows({"epilogue": "relu", "setting": setting, "kernels": kernels, "right": True}
                       for setting, kernels in ((epilogues.OFF, 2), (epilogues.ON, 1))),
     "peer": Rows({"what": "copy", "case": name, "bytes": 1 << 28, **clocks(9.0, 9.0)}
                  for name in (peer.API, peer.PULL, peer.PUSH)),
+    "clip_and_scale": Rows(
+        {"key": key, "work": key, "what": what, "case": case, "device": "cuda", "numel": 1, "bytes": 32, "launches": 3,
+         "error": None, **clocks(1.0, 1.0)}
+        for key, what, cases in (
+            (clip_and_scale.GPT2, clip_and_scale.CLIP, (OURS, COPY)),
+            (clip_and_scale.GPT2, clip_and_scale.SCALE, (clip_and_scale.GIVEN, clip_and_scale.UNSCALED)),
+            (clip_and_scale.TINY, clip_and_scale.CLIP, (OURS, clip_and_scale.TORCH, clip_and_scale.IN_GRAPH)),
+        )
+        for case in cases
+    ),
 }  # fmt: skip
 
 

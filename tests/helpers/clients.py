@@ -63,7 +63,7 @@ def both(place: str) -> list[Callable[[Any], Any]]:
 
 class Watched(PagedAdamW):
     """Ours, with torch's fused AdamW beside it: each step is taken by both, from the same parameters, gradients and
-    moments.  Step counts are each one's own.
+    moments.  Step counts are each one's own.  What ours divides by a scale, clips or skips is done to torch's before.
 
     Attributes:
         watched: steps that have been compared.
@@ -110,11 +110,17 @@ class Watched(PagedAdamW):
     def _after(self, *_: Any) -> None:
         assert self._twin is not None
         before = {}
+        factor, skipped = self._factor()
         for p, q, lr in self._pairs():
-            q.grad = None if p.grad is None else p.grad.detach().clone()  # of a closure: there since the step
-            if p.grad is not None:
+            q.grad = (
+                None if p.grad is None else (p.grad.detach() * factor).to(p.dtype)
+            )  # of a closure: there since then
+            if q.grad is not None:
                 mean = self._twin.state[q].get("exp_avg", torch.zeros_like(q))
-                before[p] = {"": q.detach().abs() + lr, "exp_avg": mean.abs() + p.grad.abs(), "exp_avg_sq": 0}
+                before[p] = {"": q.detach().abs() + lr, "exp_avg": mean.abs() + q.grad.abs(), "exp_avg_sq": 0}
+        if skipped:
+            assert all(torch.equal(p, q) for p, q, _ in self._pairs()), "a step was to be skipped"
+            return
         self._twin.step()
         for p, q, _ in self._pairs():
             if p.grad is None:
@@ -124,6 +130,18 @@ class Watched(PagedAdamW):
             for name in MOMENTS:
                 same(name, self.state[p][name], self._twin.state[q][name], before[p][name])
         self.watched += 1
+
+    def _factor(self) -> tuple[float, bool]:
+        """By what ours has multiplied gradients, and whether it was to skip the step."""
+        given: Any = vars(self)
+        scale = 1.0 if given.get("grad_scale") is None else float(given["grad_scale"])
+        coefficient = 1.0
+        if self.max_grad_norm is not None:
+            squares = sum(
+                float((p.grad.double() / scale).square().sum()) for p, *_ in self._pairs() if p.grad is not None
+            )
+            coefficient = min(1.0, self.max_grad_norm / (squares**0.5 + 1e-6))
+        return coefficient / scale, bool(given.get("found_inf"))
 
 
 def _kinds(optimizer: torch.optim.Optimizer) -> list[list[Any]]:

@@ -78,9 +78,10 @@ def built(text: str, names: Texts, traced: bool = False) -> ctypes.CDLL:
 
 
 def _table_of(name: str) -> str:
-    if name.startswith("prologue<"):
-        return "PrologueAt"
-    return next(t for t in (*(f"TableOf<{n}>" for n in (4096, 32764)), "TableAt") if t in name)
+    if (own := {"prologue": "PrologueAt", "total": "TotalAt"}.get(name.partition("<")[0])) is not None:
+        return own
+    table = next(t for t in (*(f"TableOf<{n}>" for n in (4096, 32764)), "TableAt") if t in name)
+    return f"Factored<{table}>" if "Factored" in name else table
 
 
 def _library(compiler: str, text: str, traced: bool) -> ctypes.CDLL:

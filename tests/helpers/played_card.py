@@ -37,7 +37,7 @@ from pagedopt.transports.transport import TABLE_AT
 _CACHED = (
     (driver, "capabilities"), (driver, "location"), (virtual, "_properties"), (virtual, "_access"),
     (choose, "_working"), (choose, "_shared"), (pool, "_pool_of"), (kernels, "multi_tensor_kernel"),
-    (kernels, "norm_kernel"), (kernels, "prologue_kernel"),
+    (kernels, "norm_kernel"), (kernels, "prologue_kernel"), (kernels, "squares_kernel"), (kernels, "total_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),
@@ -133,7 +133,7 @@ class Kernel(kernels.CudaKernel):
     ) -> None:
         play, library = build_traced(text, name)
         what = name.partition("<")[0]
-        nbytes = (kernels.PROLOGUE_AT if what == "prologue" else TABLE_AT).itemsize
+        nbytes = {"prologue": kernels.PROLOGUE_AT, "total": kernels.TOTAL_AT}.get(what, TABLE_AT).itemsize
 
         def work_of(argument: npt.NDArray[Any], grid: int) -> Callable[[], Touched]:
             def work() -> Touched:

@@ -53,7 +53,8 @@ class Run:
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
         """An optimizer; on a CPU its state, in whatever format, is where it is."""
         if self.card is None:
-            options = {name: value for name, value in options.items() if name == "state_format"}
+            same = ("state_format", "max_grad_norm", "fused", "amsgrad")
+            options = {name: value for name, value in options.items() if name in same}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
 
     def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:
@@ -75,10 +76,10 @@ class Run:
 
 
 def ends_of(params: Iterable[torch.Tensor], optimizer: Any) -> Ends:
-    """Copies of parameters and their moments on the host."""
+    """Copies of parameters and their state, without step counts, on the host."""
     params = list(params)
-    moments = [optimizer.state[p][name] for p in params for name in ("exp_avg", "exp_avg_sq")]
-    return [t.detach().cpu() for t in (*params, *moments)]
+    state = [t for p in params for name, t in optimizer.state[p].items() if name != "step"]
+    return [t.detach().cpu() for t in (*params, *state)]
 
 
 def play(monkeypatch: pytest.MonkeyPatch, act: Callable[[Run], Ends], order: Order) -> None:

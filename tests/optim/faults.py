@@ -18,10 +18,26 @@ from tests.optim.specs import ADAMW, BY_STATE
 
 Values = dict[tuple[Any, str], Any]
 
+
+class Clipping(torch.optim.AdamW):
+    """torch's, behind ``clip_grad_norm_``."""
+
+    def __init__(self, params: Any, max_grad_norm: float, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.max_grad_norm = max_grad_norm
+
+    def step(self, closure: Any = None) -> Any:
+        torch.nn.utils.clip_grad_norm_([p for group in self.param_groups for p in group["params"]], self.max_grad_norm)
+        return super().step(closure)
+
+
 #: With ``fused`` step counts lie on the parameter's device.
 CASES = {
     **BY_STATE,
     "fused": dataclasses.replace(ADAMW.cases[0], name="fused", options={**ADAMW.hyper, "fused": True}),
+    "clipped": dataclasses.replace(
+        ADAMW.cases[0], name="clipped", theirs=Clipping, options={**ADAMW.hyper, "max_grad_norm": 2.0}
+    ),
 }
 #: Elements of the parameter that spans pages.
 LARGE = {"cpu": 36_000, "cuda": 1_200_000}
@@ -224,6 +240,7 @@ def scenes(device: str = "cpu") -> list[Scene]:
     of_adamw = [operation for operation in OPERATIONS if operation not in OF_SGD]
     chosen = [("adamw", operation, PLACED.get(operation, everywhere)) for operation in of_adamw]
     others = [("momentum", operation) for operation in ("first step", "step", *OF_SGD)]
+    others += [("clipped", operation) for operation in ("first step", "step")]
     if device == "cuda":
         others += [("fused", operation) for operation in ("first step", "step", "load used")]
     chosen += [(case, operation, everywhere[:2]) for case, operation in others]

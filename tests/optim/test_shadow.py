@@ -239,3 +239,11 @@ def test_a_loss_that_is_not_a_number_is_no_small_difference() -> None:
     seen = shadow(net, torch.optim.SGD(net.parameters(), lr=0.1), batches[:2])
     broken = replace(seen, losses=([0.5, float("nan")], [0.5, 0.5]))
     assert "nan of a loss" in str(broken)
+
+
+def test_torch_clips_where_ours_does() -> None:
+    net, batches = made()
+    plain = shadow(net, PagedSGD(net.parameters(), lr=0.1), batches)
+    clipped = shadow(net, PagedSGD(net.parameters(), lr=0.1, max_grad_norm=1e-3), batches)
+    assert clipped.difference < 1e-6
+    assert clipped.change < 0.1 * plain.change

@@ -15,6 +15,7 @@ from ...placements.store import Store
 from ...planning.affordable import Affordable
 from ...rules import Rule
 from ...transports.choose import TransportOption
+from .clipping import ClippingOptimizer
 from .group_scalars import scalar_of
 
 Group = dict[str, Any]
@@ -31,7 +32,7 @@ def of_items_alone(rule_of: Method) -> Method:
     return rule_of
 
 
-class RuleOptimizer(torch.optim.Optimizer):
+class RuleOptimizer(ClippingOptimizer):
     """An optimizer whose update is a rule.  Attributes without a value are set by :class:`~pagedopt.PagedOptimizer`."""
 
     rule: ClassVar[Rule]
@@ -56,8 +57,6 @@ class RuleOptimizer(torch.optim.Optimizer):
     #: Where state lives; and what turns a budget given as a time into bytes that may be away.
     store: Store
     affordable: Affordable
-    #: The record of the last step; None: the next one is prepared anew.
-    _launches: Any = None
     #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
     rounding: Rounding

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...formats.format import Format
+from ...launch.factor import Factor
 from ...launch.route import Route, route
 from ...launch.sweep import Sweep
 from ...paging.visits import WHOLE
@@ -36,6 +37,7 @@ class Bucket:
         shared: addresses of numbers that several parameters share (see :class:`ScalarState`).
         shards: local gradients of DTensors.
         on_device: whether numbers stay on the device.
+        factor: by what gradients are multiplied; None: they are taken as they are.
 
     Attributes:
         keys: names of the state columns, in the rule's order.
@@ -50,7 +52,13 @@ class Bucket:
     )  # fmt: skip
 
     def __init__(
-        self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], shards: Grads, on_device: bool
+        self,
+        optimizer: RuleOptimizer,
+        members: Sequence[Member],
+        shared: set[int],
+        shards: Grads,
+        on_device: bool,
+        factor: Factor | None = None,
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
         self.positions = tuple([m.index for m in members]) if len(members) > 1 else interned((members[0].index,))
@@ -70,6 +78,7 @@ class Bucket:
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
                 transport=pooled(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
+                factor=factor,
             )  # fmt: skip
             return pages, sweep, seen
 

@@ -19,6 +19,7 @@ from ..state.scalar_state import number_names
 from .bucket import Bucket
 from .changes import KnownObjects
 from .device_numbers import DeviceNumbers
+from .factor import StepFactor, factor_of
 from .launches import put_state, take_state_back
 from .members import Member, Members, members
 from .plan import Plan
@@ -35,11 +36,12 @@ class CapturedStep:
         launches: each bucket with its members and its update.
         objects: those that it was captured for.
         slots: what its pages pass through.
+        factor: by what it multiplies gradients; None: it takes them as they are.
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_groups", "_known", "_launches", "_numbers", "_objects", "_read", "_slots",
-        "_transport",
+        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_objects", "_read",
+        "_slots", "_transport",
     )  # fmt: skip
 
     def __init__(
@@ -48,8 +50,9 @@ class CapturedStep:
         launches: Sequence[tuple[Bucket, list[Member], Update]],
         objects: KnownObjects,
         slots: object = None,
+        factor: StepFactor | None = None,
     ) -> None:
-        self._objects, self._slots = objects, slots
+        self._objects, self._slots, self._factor = objects, slots, factor
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
@@ -61,6 +64,8 @@ class CapturedStep:
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
         """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
+        if (self._factor is None) is not (optimizer.max_grad_norm is None and not optimizer.scaled):
+            return ["gradients are clipped or scaled now, and were not, or the other way around"]
         found, as_captured = [], self._objects.compare(optimizer) is not None
         if not as_captured and (_groups(optimizer) != self._groups or not self._objects.same_rules(optimizer)):
             return ["groups, their parameters, their rules or formats are others"]
@@ -89,7 +94,7 @@ class CapturedStep:
             found += [f"{each} has changed" for each in numbers.differences(optimizer)]
             if not numbers.is_told:
                 found.append("a refresh was broken off")
-        return found
+        return found + ([] if found or self._factor is None else self._factor.differences(optimizer))
 
     def refresh(self, optimizer: RuleOptimizer) -> None:
         """Queue a copy of today's gradients and numbers into the captured list, on the current stream.
@@ -116,6 +121,8 @@ class CapturedStep:
             index = bucket.sweep.device.index
             with torch.cuda.device(index):
                 numbers.publish(internals.current_stream(index))
+        if self._factor is not None:
+            self._factor.tell(optimizer)
         _leave_to_stream(before, now)
         self._read = tuple(now)
 
@@ -164,14 +171,18 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
     """
     found = _members(optimizer)
     with optimizer.store.slots_apart() as slots:
-        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer))
+        factor = factor_of(optimizer, owned=True)
+        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer), factor=factor)
         for bucket, _ in plan.launches:
             _check_bucket(bucket, plan.ready.arenas)
         launches = plan.prepare()
-        captured = CapturedStep(optimizer, launches, plan.objects, slots)
+        captured = CapturedStep(optimizer, launches, plan.objects, slots, factor)
+        computed = None if factor is None else factor.prepare(optimizer)
         with Uninterrupted(gives_way=True), plan.ready.held:
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
             try:
+                if computed is not None:
+                    computed.launch(optimizer, (), ())
                 put_state(optimizer, plan.fresh)
                 for _, _, update in launches:
                     update.launch(plan.ready.arenas)

@@ -43,7 +43,8 @@ class DeviceNumbers:
         table.make_room(len(members))
         table.assign_sets(np.arange(len(members)))
         counters = next((n.behind for _, n, _ in self._states if isinstance(n, UnsavedStepCounts)), None)
-        self._device_step = DeviceStep(self._rule, index, table.host, len(optimizer.param_groups), counters)
+        groups = len(optimizer.param_groups)
+        self._device_step = DeviceStep(self._rule, index, table.host, groups, counters, sweep.factor)
         sweep.transport = self._device_step
         self._group_of_row = np.array(self._groups)
         names = number_names(optimizer, self._rule)

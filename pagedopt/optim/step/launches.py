@@ -14,6 +14,7 @@ from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
 from .changes import Found, KnownObjects, Picks
 from .device_numbers import DeviceNumbers
+from .factor import FactorUpdate, StepFactor, factor_of
 from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
 from .update import Update
@@ -30,6 +31,7 @@ class Launches(NamedTuple):
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
+        factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     objects: KnownObjects
@@ -37,6 +39,7 @@ class Launches(NamedTuple):
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
+    factor: StepFactor | None = None
 
     def still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
@@ -61,6 +64,7 @@ class PreparedStep(NamedTuple):
         launches: what :meth:`run` leaves for the next step.
         ready: the arenas of state, and how many of their pages are resident.
         fresh: parameters whose new state is still to be put into ``optimizer.state``.
+        factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     optimizer: RuleOptimizer
@@ -68,6 +72,7 @@ class PreparedStep(NamedTuple):
     launches: Launches
     ready: ReadyArenas
     fresh: tuple[Member, ...] = ()
+    factor: FactorUpdate | None = None
 
     def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
@@ -92,12 +97,15 @@ class PreparedStep(NamedTuple):
                 return None
             with whole(self.optimizer, "a step", self._begun):
                 try:
+                    updates = self.updates
+                    if self.factor is not None:  # first: a step under the forward forks from the current stream then
+                        updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
                     if self.fresh:
                         put_state(self.optimizer, self.fresh)
-                    if launch is not None:
-                        launch(self)
+                    if launch is not None and updates:
+                        launch(self if updates is self.updates else self._replace(updates=updates))
                     else:
-                        for update in self.updates:
+                        for update in updates:
                             update.launch(arenas)
                 except BaseException:
                     if self.fresh and not self._begun():
@@ -125,7 +133,8 @@ def prepare_again(
         tensors = (*rows(found.params), *rows(found.grads), *state(found.values))
         if update := bucket.prepare(optimizer, tensors, numbers(found.values), ahead, shards):
             updates.append(update)
-    return PreparedStep(optimizer, tuple(updates), known, ready)
+    factor = None if known.factor is None else known.factor.prepare(optimizer)
+    return PreparedStep(optimizer, tuple(updates), known, ready, factor=factor)
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
@@ -137,13 +146,15 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards)
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards, factor_of(optimizer))
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
     launches = Launches(
-        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded
-    )
-    return PreparedStep(optimizer, updates, launches, plan.ready, plan.fresh)
+        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
+        plan.factor,
+    )  # fmt: skip
+    factor = None if plan.factor is None else plan.factor.prepare(optimizer)
+    return PreparedStep(optimizer, updates, launches, plan.ready, plan.fresh, factor)
 
 
 def on_device(optimizer: RuleOptimizer) -> OnDevice:
@@ -154,7 +165,7 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
 
     def stay(member: Member, shared: set[int]) -> bool:
         names = number_names(optimizer, member.rule)
-        asked = names or optimizer.param_groups[member.group].get("capturable")
+        asked = names or optimizer.scaled or optimizer.param_groups[member.group].get("capturable")
         return bool(asked) and DeviceNumbers.takes(member, names, shared)
 
     return stay

@@ -14,6 +14,7 @@ from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
 from .changes import KnownObjects
+from .factor import StepFactor
 from .members import Grads, Member, Members
 from .new_state import create
 from .update import Update
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
         ready: the arenas of state.
         objects: what later steps compare state and groups with.
         launches: each bucket with its members, in the order of the launches.
+        factor: by what they multiply gradients; None: they take them as they are.
     """
 
     optimizer: RuleOptimizer
@@ -40,9 +42,17 @@ class Plan(NamedTuple):
     ready: ReadyArenas
     objects: KnownObjects
     launches: list[tuple[Bucket, list[Member]]]
+    factor: StepFactor | None
 
     @classmethod
-    def of(cls, optimizer: RuleOptimizer, members: Members, on_device: OnDevice, shards: Grads = NO_SHARDS) -> Plan:
+    def of(
+        cls,
+        optimizer: RuleOptimizer,
+        members: Members,
+        on_device: OnDevice,
+        shards: Grads = NO_SHARDS,
+        factor: StepFactor | None = None,
+    ) -> Plan:
         """Return the plan for members that have passed all checks.
 
         Args:
@@ -50,6 +60,7 @@ class Plan(NamedTuple):
             members: these, and all that a later step will compare its own with.
             on_device: whether a member's numbers stay on the device.
             shards: local gradients of DTensors.
+            factor: by what gradients are multiplied, if they are.
 
         Raises:
             ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
@@ -61,7 +72,10 @@ class Plan(NamedTuple):
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         objects = KnownObjects(optimizer, members)
         ready = optimizer.store.make_ready()
-        return cls(optimizer, fresh, ready, objects, _partition(optimizer, found, shards, on_device))
+        launches = _partition(optimizer, found, shards, on_device, factor)
+        if factor is not None:
+            factor.bind(launches)
+        return cls(optimizer, fresh, ready, objects, launches, factor)
 
     def prepare(self, shards: Grads = NO_SHARDS) -> list[tuple[Bucket, list[Member], Update]]:
         """Return each launch of a step that has a gradient, with its members, as a value; nothing changes."""
@@ -75,7 +89,11 @@ class Plan(NamedTuple):
 
 
 def _partition(
-    optimizer: RuleOptimizer, members: Sequence[Member], shards: Grads, on_device: OnDevice
+    optimizer: RuleOptimizer,
+    members: Sequence[Member],
+    shards: Grads,
+    on_device: OnDevice,
+    factor: StepFactor | None,
 ) -> list[tuple[Bucket, list[Member]]]:
     """Divide members into launches.  Duplicates and parameters that share memory go into later launches."""
     memory = _memories(members)
@@ -93,7 +111,11 @@ def _partition(
     if not shared:  # else each launch takes the number that the one before it has left
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
-    return [(Bucket(optimizer, each, shared, shards, stays), each) for (stays, *_), each in launches]
+    made = []
+    for (stays, *_), each in launches:
+        its_factor = None if factor is None else factor.on(each[0].shard.device)
+        made.append((Bucket(optimizer, each, shared, shards, stays, its_factor), each))
+    return made
 
 
 class _FormatsOf:

@@ -10,6 +10,7 @@ from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
 from ..state.state_columns import state_columns
 from .class_checks import check_update
+from .factor import factor_of
 from .launches import on_device
 from .members import Member, Members
 from .plan import Plan
@@ -38,8 +39,12 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
             found.append(member)
     if not found:
         return
-    for bucket, members in Plan.of(optimizer, Members(found, [], (), (), ()), on_device(optimizer)).launches:
+    everyone = Members(found, [], (), (), ())
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), factor=factor_of(optimizer))
+    for bucket, members in plan.launches:
         bucket.compile(members[0].formats)
+    if plan.factor is not None:
+        plan.factor.prepare(optimizer)
     store = optimizer.store
     for device in {m.param.device for m in found if m.param.is_cuda}:
         if any(arena.way(store.host_access) == "staged" for arena in store.on(device)):

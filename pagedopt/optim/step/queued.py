@@ -27,8 +27,6 @@ def why_not(step: PreparedStep) -> str:
     updates = step.updates
     if not any(update.route is not None for update in updates):
         return "no page of its state is away"
-    if any(group.get("capturable") for group in step.optimizer.param_groups):
-        return "a group is capturable"
     if any(map(_reads_hyperparameters, updates)):
         return "a hyperparameter is a tensor that the device reads"
     if not all(update.lists.as_they_are for update in updates):

@@ -138,7 +138,7 @@ def quick_launch(bucket: Bucket) -> QuickLaunch | None:
     """Return the launch of a bucket; None: it is not one launch, over rows where they lie, with numbers of the host."""
     sweep, numbers = bucket.sweep, bucket.numbers
     simple = bucket.as_it_is and bucket.route is None and sweep.table.whole_rows
-    if not simple or not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
+    if not simple or sweep.factor is not None or not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
         return None
     found, host = [0] * words.LAUNCH, sweep.table.host
     if sweep.device.type == "cpu":

@@ -101,7 +101,8 @@ def shadow(
     """Train with torch's optimizer, then from the same start with the paged one, then restore everything.
 
     torch's uses the implementation that the groups' flags choose (``foreach``, ``fused``), else its default.  Each step
-    differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).  As
+    differs by a few roundings, and in float32 those of the paged one are the smaller ones (notes/arithmetic.md).  Where
+    the paged one has ``max_grad_norm``, ``clip_grad_norm_`` comes before torch's step.  As
     training amplifies them, a third run, with another of torch's implementations, says how far torch is from itself.
 
     Each run has state of its own, which begins as a copy of ``optimizer``'s.  The device needs room for one such state
@@ -146,7 +147,8 @@ def shadow(
                 group.update(
                     {**decay, **given, **flags, "params": group["params"]}
                 )  # loading into AdamW changes Adam's decay
-            seen.append(_train(model, twin, taken, loss or _loss))
+            clip = None if kind is pair[1] else ours.get("max_grad_norm")
+            seen.append(_train(model, twin, taken, loss or _loss, clip))
             ends.append({name: p.detach().cpu().clone() for name, p in _named(model, optimizer)})
             del twin
     difference, where = _largest(*ends[:2])
@@ -218,9 +220,13 @@ def _loss(model: torch.nn.Module, batch: Any) -> Any:
 
 
 def _train(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Any], loss: Loss
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[Any],
+    loss: Loss,
+    clip: float | None = None,
 ) -> tuple[tuple[float, ...], int, float]:
-    """Return losses, bytes of state beside the parameters, and seconds of a step."""
+    """Return losses, bytes of state beside the parameters, and seconds of a step; ``clip``: the norm to clip to."""
     losses, times = [], []
     devices = {p.device for group in optimizer.param_groups for p in group["params"] if p.is_cuda}
     with torch.enable_grad():
@@ -232,6 +238,8 @@ def _train(
                 raise TypeError(f"the loss of a batch is {what}, not one number; give loss=, a function(model, batch)")
             found.backward()
             begin = _now(devices)
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
             optimizer.step()
             times.append(_now(devices) - begin)
             losses.append(float(found.detach()))

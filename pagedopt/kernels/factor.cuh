@@ -1,0 +1,10 @@
+// The C++ side of launch/factor.py: by what a step multiplies gradients, and whether it is taken at all. It lies on the
+// device, and is written before the kernels of the step.
+
+struct Factor {
+    double coefficient;  // of clipping; 1: gradients are not clipped
+    double norm;         // of all gradients, divided by the scale
+    double max_norm;     // to which gradients are clipped
+    float scale;         // of the loss; gradients are divided by it
+    float found_inf;     // not 0: a gradient is infinite or NaN, and the step changes nothing
+};

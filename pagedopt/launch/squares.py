@@ -1,0 +1,230 @@
+"""``Squares``: the sum of the squares of many tensors on one device, over pointer tables that are made once.
+
+All sums are float64, each made in an order that only the tensors' sizes and dtypes decide: budgets, transports, replays
+and devices leave the same bits.  ``squares.cu`` has the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..formats.floating import of_dtype
+from ..kernels import cpu, cuda
+from ..system import internals
+from ..system.cuda.driver import DeviceMemory
+from ..tables.layout import BLOCK, WORD, HostTable, Words, choose_geometry
+from ..transports.choose import TransportOption, pooled
+from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
+from .factor import Factor
+from .table_copy import TableCopy
+
+Sums = npt.NDArray[np.float64]
+
+
+class SquaresList:
+    """Tensors of one dtype, of which a launch writes the sum of each chunk's squares.
+
+    Args:
+        dtype: of the tensors.
+        numels: elements of each.
+    """
+
+    def __init__(self, dtype: torch.dtype, numels: npt.NDArray[np.int64]) -> None:
+        self.form, self.table = of_dtype(dtype, "grad"), HostTable(2, numels, geometry=choose_geometry(numels.tolist()))
+        self.chunks = len(self.table.chunk_words)
+        self.table.row_words[:, 2] = 0  # all are absent until they are taken
+        self._numels = numels
+
+    def begin_at(self, sums: int) -> None:
+        """Let the sums begin at an address."""
+        counts = -(-self._numels // self.table.geometry.chunk_numel)
+        self.table.set_column(1, (sums + WORD * (np.cumsum(counts) - counts)).astype(np.uint64))
+
+    def take(self, addresses: Words) -> None:
+        """Take the addresses of the tensors, (tensors,); 0: a tensor is absent, and its squares are 0."""
+        if addresses.tobytes() == self.table.row_words[:, 0].tobytes():
+            return
+        self.table.rows_changed()  # also if an interrupt comes before the end
+        self.table.row_words[:, 2] = np.where(addresses, self._numels, 0)
+        self.table.set_column(0, addresses)
+
+
+class Squares:
+    """Sums of squares on one device; this class is for a CPU.
+
+    Args:
+        parts: lists of tensors, of which each part has a sum of its own.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[SquaresList]]) -> None:
+        self.lists = [each for part in parts for each in part]
+        self._counts = [sum(each.chunks for each in part) for part in parts]
+        self._sums: Sums = np.zeros(sum(self._counts))
+        self._begin_at(self._sums.ctypes.data)
+
+    def _begin_at(self, address: int) -> None:
+        for each in self.lists:
+            each.begin_at(address)
+            address += WORD * each.chunks
+
+    def compile(self) -> None:
+        """Compile (or load) the kernels now.
+
+        Raises:
+            CompileError: NVRTC refuses one.
+        """
+        for each in self.lists:
+            cpu.squares_kernel(each.form, each.table.geometry.threads)
+
+    def add(self, factor: Factor | None) -> torch.Tensor | None:
+        """Add all squares, on the current stream.
+
+        Args:
+            factor: takes the sum of the only part; None: there are several parts, or other devices.
+
+        Returns:
+            the sum of each part, float64 (parts,) on the device; None if ``factor`` has taken it.
+        """
+        self._sums[:] = 0  # no kernel runs over what is absent
+        for each in self.lists:
+            cpu.run(cpu.squares_kernel(each.form, each.table.geometry.threads), each.table)
+        ends = np.cumsum(self._counts).tolist()
+        sums = [added(self._sums[end - count : end]) for end, count in zip(ends, self._counts, strict=True)]
+        if factor is None:
+            return torch.tensor(sums, dtype=torch.float64, device="cpu")
+        factor.total(sums[0])
+        return None
+
+
+class DeviceSquares(Squares):
+    """Sums of squares on a CUDA device: a launch for each list, and one for each part.
+
+    Args:
+        parts: see :class:`Squares`.
+        device: the CUDA device.
+        transport: how the tables reach the kernels; None: they lie in device memory, for a graph that owns them.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no room for the sums.
+    """
+
+    def __init__(
+        self, parts: Sequence[Sequence[SquaresList]], device: torch.device, transport: TransportOption | None
+    ) -> None:
+        self.device, self._index = device, device.index
+        super().__init__(parts)
+        self._memory = DeviceMemory(max(1, len(self._sums)) * WORD, self._index)
+        self._begin_at(self._memory.address)
+        self._transports: list[Transport] = [
+            OwnTable(each.table, self._index) if transport is None else pooled(transport, self._index)
+            for each in self.lists
+        ]
+
+    def compile(self) -> None:
+        for each, transport in zip(self.lists, self._transports, strict=True):
+            self._kernel(each, transport.kind(each.table))
+        cuda.total_kernel(self._index)
+
+    def _kernel(self, each: SquaresList, kind: str) -> cuda.CudaKernel:
+        return cuda.squares_kernel(each.form, each.table.geometry.threads, kind, self._index)
+
+    def publish(self) -> None:
+        """Queue copies of tables that lie in device memory, where they have changed, on the current stream."""
+        with torch.cuda.device(self._index):
+            for each, transport in zip(self.lists, self._transports, strict=True):
+                if isinstance(transport, OwnTable):
+                    transport.publish(each.table, internals.current_stream(self._index))
+
+    def add(self, factor: Factor | None) -> torch.Tensor | None:
+        with torch.cuda.device(self._index):
+            handle = internals.current_stream(self._index)
+            stream = cuda.Stream(handle)
+            for each, transport in zip(self.lists, self._transports, strict=True):
+                if not each.chunks:
+                    continue
+                with transport.lend(each.table, handle) as lent:
+                    kernel = self._kernel(each, lent.kind)
+                    for argument, chunks in lent.parts():
+                        kernel(argument, chunks, stream)
+            totals = None
+            if factor is None:
+                totals = torch.empty(len(self._counts), dtype=torch.float64, device=self.device)
+            at, target = self._memory.address, 0 if totals is None else totals.data_ptr()
+            for count in self._counts:
+                total(at, count, target, factor, self._index, stream)
+                at, target = at + WORD * count, target + WORD
+        return totals
+
+
+class OwnTable(Transport):
+    """A table in device memory, which a captured graph owns: filled at once, and told of changes in stream order."""
+
+    name = "own"
+    in_memory = True
+
+    def __init__(self, table: HostTable, device: int) -> None:
+        super().__init__(device)
+        self._copy, self._filled = TableCopy(table, device), False
+
+    def kind(self, table: HostTable) -> str:
+        return _Owned.kind
+
+    def publish(self, table: HostTable, stream: int) -> None:
+        """Queue a copy of what has changed."""
+        self._copy.publish(table, stream)
+
+    def lend(self, table: HostTable, stream: int) -> Lent:
+        if not self._filled:
+            self._copy.fill(table)
+            self._filled = True
+        return _Owned(argument_at(self._copy.address, table), len(table.chunk_words))
+
+
+class _Owned(Lent):
+    kind = "TableAt"
+
+    def __init__(self, argument: Argument, chunks: int) -> None:
+        self._parts = ((argument, chunks),)
+
+    def parts(self, span: object = None) -> tuple[tuple[Argument, int], ...]:
+        return self._parts
+
+
+def total(sums: int, count: int, target: int, factor: Factor | None, device: int, stream: cuda.Stream) -> None:
+    """Launch the kernel that adds ``count`` float64 at the address ``sums``.
+
+    Args:
+        sums, count: what it adds.
+        target: the address that takes the sum; 0: none does.
+        factor: takes its root as the norm; None: none does.
+        device, stream: where it runs.
+    """
+    fields = np.zeros(1, cuda.TOTAL_AT)
+    fields[0] = sums, count, target, 0 if factor is None else factor.address
+    cuda.total_kernel(device)(opaque(fields), 1, stream)
+
+
+def finish(sums: torch.Tensor, factor: Factor) -> None:
+    """Let a factor take the sum of float64 ``sums`` on its device, on the current stream."""
+    if factor.device.type == "cpu":
+        factor.total(added(sums.numpy()))
+        return
+    index = factor.device.index
+    with torch.cuda.device(index):
+        total(sums.data_ptr(), len(sums), 0, factor, index, cuda.Stream(internals.current_stream(index)))
+
+
+def added(sums: Sums) -> float:
+    """Add sums on the host, in the order of ``total`` of ``squares.cu``."""
+    found = np.zeros(BLOCK)
+    with np.errstate(all="ignore"):
+        for first in range(0, len(sums), BLOCK):
+            part = sums[first : first + BLOCK]
+            found[: len(part)] += part
+        while len(found) > 1:
+            found = found[::2] + found[1::2]
+    return float(found[0])

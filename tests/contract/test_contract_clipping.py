@@ -1,0 +1,41 @@
+"""The contract once more, of optimizers that clip to a norm that no gradient has: nothing may change by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import contract_page
+import contract_world
+import pytest
+from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, is_often
+from gpu_support import NEEDED
+from often import MARKS
+
+#: What clipping does change, as it does in torch: a norm that is infinite or NaN makes NaN of all gradients; and an
+#: optimizer for each parameter has no norm of all.
+CHANGED = ("extreme values", "an optimizer for each parameter")
+assert contract_page.FILES, "it has loaded all scenarios"
+
+
+def cases() -> list[Any]:
+    """Every scenario with one of the optimizers and places often, and with all of them in `make test-long`."""
+    found = []
+    for i, scene in enumerate(scene for scene in SCENARIOS if scene.name not in CHANGED):
+        for j, entry in enumerate(OPTIMIZERS):
+            for k, place in enumerate(place for place in PLACES if place.device in scene.devices):
+                on_gpu, often = place.device == "cuda", j == i % len(OPTIMIZERS) and is_often(i, k)
+                marks = NEEDED if on_gpu else MARKS[often]
+                found.append(
+                    pytest.param(scene, entry, place, id=f"{scene.name}-{entry.name}-{place.name}", marks=marks)
+                )
+    return found
+
+
+@pytest.mark.parametrize(("scene", "entry", "place"), cases())
+def test_with_a_norm_beyond_all_gradients(scene: Scenario, entry: Any, place: Place) -> None:
+    clipping = Place(place.name, place.device, {**place.options, "max_grad_norm": float("inf")})
+    contract_world.hold(scene, entry, clipping)
+
+
+def test_what_is_left_out_is_there() -> None:
+    assert set(CHANGED) <= {scene.name for scene in SCENARIOS}

@@ -1,0 +1,211 @@
+"""Steps under a ``GradScaler``: beside torch's fused step, and beside its default way, which unscales first."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from support import F16, F32
+
+from pagedopt import PagedAdamW, PagedLion, PagedSGD
+
+SIZES = (3000, 17, 1)
+NUMBERS: dict[type, dict[str, Any]] = {
+    PagedAdamW: {"lr": 0.03, "weight_decay": 0.2},
+    PagedSGD: {"lr": 0.03, "momentum": 0.9, "dampening": 0.5},
+}
+OURS = pytest.mark.parametrize("ours", NUMBERS, ids=lambda kind: kind.__name__)
+
+
+def theirs(ours: type) -> Any:
+    return {PagedAdamW: torch.optim.AdamW, PagedSGD: torch.optim.SGD}[ours]
+
+
+class Ends(NamedTuple):
+    params: list[torch.Tensor]
+    optimizer: Any
+    scales: list[float]
+
+
+def train(
+    kind: Any, *, infinite: Collection[int] = (), unscaled: Collection[int] = (), clip: float | None = None,
+    steps: int = 6, dtype: torch.dtype = F32, scale: float = 1024.0, **options: Any,
+) -> Ends:  # fmt: skip
+    """Steps of a scaler; ``infinite``: those with a gradient that is; ``unscaled``: before which ``unscale_`` runs."""
+    generator = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for n in SIZES]
+    optimizer = kind(params, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
+    scales = []
+    for number in range(steps):
+        optimizer.zero_grad()
+        loss = sum((p.float() * torch.randn(p.shape, generator=generator)).sum() for p in params)
+        scaler.scale(loss).backward()
+        if number in infinite:
+            params[0].grad[5] = float("inf")
+        if number in unscaled:
+            scaler.unscale_(optimizer)
+            if clip is not None and "max_grad_norm" not in options:
+                torch.nn.utils.clip_grad_norm_(params, clip)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return Ends(params, optimizer, scales)
+
+
+@pytest.mark.parametrize("fused", [None, False, True])
+@pytest.mark.parametrize("unscaled", [(), (1, 3)], ids=["", "some unscaled before"])
+@pytest.mark.parametrize("infinite", [(), (2,), (0, 3)], ids=str)
+@OURS
+def test_a_scaler_does_what_it_does_with_torch(ours: Any, infinite: Any, unscaled: Any, fused: bool | None) -> None:
+    """torch's fused SGD leaves its momentum undefined if the first step is skipped; its default way does not."""
+    asked = {"infinite": infinite, "unscaled": unscaled, **NUMBERS[ours]}
+    a, b = train(ours, fused=fused, **asked), train(theirs(ours), fused=None, **asked)
+    assert a.scales == b.scales
+    for p, q in zip(a.params, b.params, strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
+        assert a.optimizer.state[p].get("step") == b.optimizer.state[q].get("step")
+
+
+@OURS
+def test_clipping_inside_is_unscale_and_clip_and_step(ours: Any) -> None:
+    asked = {"infinite": (2,), **NUMBERS[ours]}
+    a = train(ours, fused=True, max_grad_norm=3.0, **asked)
+    b = train(theirs(ours), unscaled=range(6), clip=3.0, **asked)
+    for p, q in zip(a.params, b.params, strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
+    want = torch.cat([p.grad for p in b.params]).double().norm()
+    assert want == pytest.approx(3.0, rel=1e-5), "it was clipped"
+    assert a.optimizer.grad_norm > 3
+
+
+@pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"state_format": "int8"}, {"amsgrad": True}], ids=str)
+def test_a_skipped_step_changes_no_bit(options: dict[str, Any]) -> None:
+    found = train(PagedAdamW, fused=True, steps=3, lr=0.1, **options)
+    params, optimizer = found.params, found.optimizer
+    before = copy.deepcopy([p.detach() for p in params]), copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(1.0)
+    for p in params:
+        p.grad = torch.full_like(p, float("nan"))
+    optimizer.step()
+    assert all(torch.equal(p, was) for p, was in zip(params, before[0], strict=True))
+    now = optimizer.state_dict()["state"]
+    for index, entry in before[1].items():
+        assert all(torch.equal(now[index][name], value) for name, value in entry.items())
+
+
+def test_gradients_stay_scaled_and_fp16_is_taken() -> None:
+    """Beside AdamW: torch's fused SGD for CPUs (2.11) updates only the last elements of a scaled tensor in 16 bits."""
+    found = train(PagedAdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
+    other = train(torch.optim.AdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
+    for p, q in zip(found.params, other.params, strict=True):
+        assert torch.equal(p.grad, (q.grad.float() * 64).half()), "torch's fused step has unscaled them"
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
+
+
+def test_in_the_default_way_fp16_gradients_are_refused_as_by_torch() -> None:
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+        train(PagedSGD, dtype=F16, steps=1)
+
+
+@OURS
+def test_a_scale_of_ones_own_is_multiplied(ours: Any) -> None:
+    """GradScaler multiplies what ``grad_scale`` holds into its scale."""
+
+    def run(kind: Any) -> list[torch.Tensor]:
+        params = [torch.nn.Parameter(torch.ones(5))]
+        optimizer = kind(params, fused=True, **NUMBERS[ours])
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        scaler.scale((params[0] * torch.arange(5.0) * 4).sum()).backward()
+        optimizer.grad_scale = torch.tensor(4.0)
+        scaler.step(optimizer)
+        assert not hasattr(optimizer, "grad_scale")
+        return params
+
+    torch.testing.assert_close(run(ours), run(theirs(ours)), rtol=1e-6, atol=1e-6)
+
+
+def test_without_any_gradient_a_step_does_nothing() -> None:
+    """GradScaler then gives the int 0 as ``found_inf``."""
+    p = torch.nn.Parameter(torch.ones(5))
+    optimizer, scaler = PagedAdamW([p], fused=True), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    scaler.step(optimizer)
+    assert torch.equal(p, torch.ones(5))
+    assert not optimizer.state[p]
+
+
+@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
+@pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD, torch.optim.AdamW], ids=lambda kind: kind.__name__)
+def test_groups_that_are_not_fused_refuse_a_scale(kind: Any, name: str) -> None:
+    p = torch.nn.Parameter(torch.ones(5))
+    p.grad = torch.ones(5)
+    optimizer = kind([p], lr=0.1)
+    setattr(optimizer, name, torch.tensor(0.5))
+    with pytest.raises(AssertionError, match="grad_scale"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(5))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("grad_scale", 2.0), ("found_inf", 1), ("grad_scale", torch.ones(2)), ("found_inf", "no")]
+)
+def test_what_is_no_tensor_of_one_number_is_refused(name: str, value: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(5))
+    p.grad = torch.ones(5)
+    optimizer = PagedAdamW([p], fused=True)
+    setattr(optimizer, name, value)
+    with pytest.raises(TypeError, match=rf"{name} is .*; it must be a tensor of one number, or None"):
+        optimizer.step()
+    assert torch.equal(p, torch.ones(5))
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_copies_are_unscaled_first_as_torchs(how: Any) -> None:
+    for kind in (PagedAdamW, torch.optim.AdamW):
+        optimizer = kind([torch.nn.Parameter(torch.ones(3))], fused=True)
+        assert optimizer._step_supports_amp_scaling
+        assert not getattr(how(optimizer), "_step_supports_amp_scaling", False)
+
+
+def test_lion_goes_the_default_way() -> None:
+    found = train(PagedLion, lr=0.1, infinite=(1,), steps=3)
+    assert found.optimizer.state[found.params[0]]["exp_avg"].isfinite().all()
+
+
+def test_a_scaler_that_is_switched_off_leaves_the_plain_bits() -> None:
+    """Behind scaled steps, too."""
+    mine, other = [torch.nn.Parameter(torch.ones(50))], [torch.nn.Parameter(torch.ones(50))]
+    a, b = PagedAdamW(mine, fused=True, lr=0.1), PagedAdamW(other, lr=0.1)
+    for number in range(6):
+        mine[0].grad = torch.randn(50, generator=torch.Generator().manual_seed(number))
+        other[0].grad = mine[0].grad.clone()
+        if number in (2, 3):
+            mine[0].grad *= 16
+            a.grad_scale, a.found_inf = torch.tensor(16.0), torch.tensor(0.0)
+        a.step()
+        if number in (2, 3):
+            del a.grad_scale, a.found_inf
+        b.step()
+        assert torch.equal(mine[0], other[0]), "a power of two is divided without rounding"
+
+
+def test_a_step_before_which_somebody_reads_its_schedule() -> None:
+    """As with torch, a skipped step counts for a scheduler; nothing warns but for what torch warns of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        p = torch.nn.Parameter(torch.ones(5))
+        optimizer, scaler = PagedAdamW([p], fused=True, lr=0.1), torch.amp.GradScaler("cpu")
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for value in (1.0, float("inf"), 2.0):
+            p.grad = None
+            scaler.scale((p * value).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            schedule.step()
+    assert optimizer.state[p]["step"] == 2

@@ -1,0 +1,258 @@
+"""Clipped and scaled steps on a played card: in every order of streams they end in the bits of a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from played_card import Card
+from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from staged import both_ways
+
+pytestmark = both_ways
+SIZES = (3000, 17, 1500, 4097)
+
+
+def clipped(run: Run, count: int = 3, **options: Any) -> Ends:
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, **options)
+    norms = []
+    for number in range(count):
+        optimizer.max_grad_norm = 2.0 + number
+        run.gradients(params)
+        optimizer.step()
+        assert optimizer.grad_norm is not None
+        norms.append(optimizer.grad_norm)
+    return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
+
+
+@every_order
+def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    play(monkeypatch, lambda run: clipped(run, device_budget=0), order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"device_budget": "24KiB"}, {"device_budget": 0, "host_access": "in_place"}, {"transport": "memcpy"},
+     {"transport": "struct"}, {"state_format": "int8"}],
+    ids=str,
+)  # fmt: skip
+@some_orders
+def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
+    play(monkeypatch, lambda run: clipped(run, **options), order)
+
+
+def scaled(run: Run, count: int = 5, clip: bool = False, **options: Any) -> Ends:
+    """Steps whose scale and ``found_inf`` are deleted right behind them, as GradScaler's are; some change nothing."""
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, fused=True, **options)
+    norms = []
+    for number in range(count):
+        run.gradients(params)
+        if number == 2:
+            params[1].grad[3] = float("nan")
+        optimizer.max_grad_norm = 2.0 + number if clip else None
+        if number != 3:  # which is not scaled, as behind GradScaler(enabled=False)
+            optimizer.grad_scale = torch.full((), 8.0 + number, device=run.device)
+            optimizer.found_inf = torch.full((), float(number == 2), device=run.device)
+        optimizer.step()
+        if number != 3:
+            del optimizer.grad_scale, optimizer.found_inf
+        torch.full((), 3.0, device=run.device)  # whatever takes their memory
+        if clip and number != 2:
+            norms.append(optimizer.grad_norm)
+    counts = [optimizer.state[p]["step"].detach().cpu() for p in params]
+    return [*ends_of(params, optimizer), *counts, *(norm.cpu() for norm in norms)]
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["scaled", "scaled and clipped"])
+@every_order
+def test_scaled_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order, clip: bool) -> None:
+    play(monkeypatch, lambda run: scaled(run, clip=clip, device_budget=0), order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"device_budget": "24KiB"}, {"device_budget": 0, "host_access": "in_place"}, {"transport": "struct"},
+     {"state_format": "int8", "device_budget": 0}, {"amsgrad": True, "device_budget": "24KiB"}],
+    ids=str,
+)  # fmt: skip
+@some_orders
+def test_scaled_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
+    play(monkeypatch, lambda run: scaled(run, clip=True, **options), order)
+
+
+def give_scaling(run: Run, optimizer: Any, number: int) -> None:
+    optimizer.grad_scale = torch.full((), 8.0 + number, device=run.device)
+    optimizer.found_inf = torch.full((), float(number == 2), device=run.device)
+
+
+def step(run: Run, optimizer: Any, number: int, scaled: bool) -> None:
+    """A step whose scale is deleted right behind it; the third one is skipped."""
+    if scaled:
+        give_scaling(run, optimizer, number)
+    optimizer.step()
+    if scaled:
+        del optimizer.grad_scale, optimizer.found_inf
+        torch.full((), 3.0, device=run.device)
+
+
+SCALED = pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipped and scaled"])
+
+
+@pytest.mark.parametrize("capturable", [False, True], ids=["", "capturable"])
+@SCALED
+@every_order
+def test_the_forward_hides_such_a_step(
+    monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool, capturable: bool
+) -> None:
+    def act(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        layers = [each for _ in range(3) for each in (torch.nn.Linear(40, 40), torch.nn.Tanh())]
+        model = torch.nn.Sequential(*layers).to(run.device)
+        own = {"capturable": True} if capturable and run.card is not None else {}
+        optimizer = run.adamw(model.parameters(), device_budget=0, fused=scaled or None, max_grad_norm=0.01, **own)
+        found = []
+        if run.card is not None:
+            optimizer.attach(model)
+        for number in range(5):
+            loss = model(run.numbers(4, 40)).square().mean()
+            loss.backward()
+            step(run, optimizer, number, scaled)
+            found += [loss.detach(), optimizer.grad_norm]
+            optimizer.zero_grad()
+        if run.card is not None:
+            optimizer.wait()
+            report = optimizer.overlap_report()
+            assert report.hidden
+            assert set(report.plain) <= {"no forward of an attached model was seen since the last step"}
+        return [*(t.cpu() for t in found), *ends_of(model.parameters(), optimizer)]
+
+    play(monkeypatch, act, order)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"device_budget": "16KiB", "host_access": "in_place"}, {"device_budget": "16KiB"}], ids=str
+)
+@SCALED
+@some_orders
+def test_each_replay_has_the_norm_of_its_refresh(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order, scaled: bool
+) -> None:
+    """Its scale lies where it lay when the step was captured."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        optimizer = run.adamw(
+            params, capturable=run.card is not None, fused=scaled or None, max_grad_norm=1.0, **options
+        )
+        run.gradients(params)
+        step(run, optimizer, 0, scaled)
+        norms, replay, scaling = [], optimizer.step, []
+        if scaled:
+            scaling = [torch.full((), 4.0, device=run.device), torch.full((), 0.0, device=run.device)]
+            optimizer.grad_scale, optimizer.found_inf = scaling
+        if run.card is not None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            replay = graph.replay
+        for number in range(6):
+            run.gradients(params)
+            optimizer.max_grad_norm = 0.5 + number
+            for value, tensor in zip((2.0 + number, float(number == 2)), scaling, strict=False):
+                tensor.fill_(value)
+            if run.card is not None:
+                optimizer.refresh()
+            replay()
+            norms.append(optimizer.grad_norm)
+        return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
+
+    play(monkeypatch, act, order)
+
+
+def test_a_captured_step_knows_what_it_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Card(monkeypatch).playing() as card:
+        run = Run(card)
+        params = run.params(SIZES)
+        optimizer = run.adamw(params, capturable=True, max_grad_norm=1.0)
+        run.gradients(params)
+        optimizer.step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        optimizer.check_capture()
+        optimizer.max_grad_norm = 2.0
+        with pytest.raises(RuntimeError, match="since the step was captured max_grad_norm has changed"):
+            optimizer.check_capture()
+        optimizer.refresh()
+        optimizer.check_capture()
+        optimizer.max_grad_norm = None
+        with pytest.raises(
+            RuntimeError, match="this captured step is void: gradients are clipped or scaled now, and w"
+        ):
+            optimizer.refresh()
+        graph.reset()
+
+
+@SCALED
+@some_orders
+def test_parameters_on_both_sides(monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool) -> None:
+    """One norm of all; the host waits for the card's part, as it does in torch's ``clip_grad_norm_``."""
+
+    def act(run: Run) -> Ends:
+        params = [*run.params(SIZES), torch.nn.Parameter(torch.arange(5.0))]
+        optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0)
+        norms = []
+        for number in range(4):
+            run.gradients(params[:-1])
+            params[-1].grad = torch.full((5,), 3.0 + number)
+            step(run, optimizer, number, scaled)
+            norms.append(optimizer.grad_norm)
+        return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms if norm is not None)]
+
+    play(monkeypatch, act, order)
+
+
+@some_orders
+def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+    """All that it needs was made with the optimizer; a change of the norm before is known to the graph."""
+
+    def act(run: Run) -> Ends:
+        params = run.params(SIZES)
+        own = {"capturable": True, "preallocate": True} if run.card is not None else {}
+        optimizer = run.adamw(params, max_grad_norm=1.0, **own)
+        optimizer.max_grad_norm = 0.5
+        run.gradients(params)
+        if run.card is None:
+            optimizer.step()
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+            graph.replay()
+        return [*ends_of(params, optimizer), optimizer.grad_norm.cpu()]
+
+    play(monkeypatch, act, order)
+
+
+@SCALED
+@some_orders
+def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool) -> None:
+    """Steps go to one and the other, each behind the one before."""
+
+    def act(run: Run) -> Ends:
+        params, streams = run.params(SIZES), [None, run.stream()]
+        optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0, device_budget="16KiB")
+        for number in range(6):
+            now, before = streams[number % 2], streams[(number + 1) % 2]
+            run.wait(now, before)
+            with run.on(now):
+                run.gradients(params)
+                optimizer.max_grad_norm = 1.0 + number
+                step(run, optimizer, number, scaled)
+        run.wait(None, streams[1])
+        return ends_of(params, optimizer)
+
+    play(monkeypatch, act, order)
