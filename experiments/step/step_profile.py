@@ -18,6 +18,7 @@ import torch
 
 from experiments.lab import Case, Row, Run, Table
 from experiments.step.step_host import looking_in_python
+from pagedopt import PointerTable
 
 MEASURES = ("clock", "launch", "step")
 
@@ -53,6 +54,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     written = optimizer._prepare().updates[0].written
     sweep, group = bucket.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
+    tables = PointerTable([params]), PointerTable([grads])
     step = [1.0]
 
     def run() -> None:
@@ -65,8 +67,8 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
         "torch fused, whole": fused.step,
         "torch's wrapper around step()": _Nothing(params, {}).step,
         "fetch p.grad": lambda: [p.grad for p in params],
-        "addresses and layouts of parameters": lambda: sweep.refresh([params, None]),
-        "addresses and layouts of gradients": lambda: sweep.refresh([None, grads]),
+        "addresses and layouts of parameters": lambda: tables[0].refresh([params]),
+        "addresses and layouts of gradients": lambda: tables[1].refresh([grads]),
         "new scalars, hand the table over, launch": run,
         "version counters": lambda: torch.autograd.graph.increment_version(written),
     }

@@ -122,13 +122,6 @@ class Sweep:
             self._take_formats()
         return changed
 
-    def take(self, lists: Sequence[TensorList | None]) -> bool:
-        """:meth:`refresh` that examines each tensor; see :meth:`PointerTable.take`."""
-        changed = self.table.take(lists)
-        if changed:
-            self._take_formats()
-        return changed
-
     def _take_formats(self) -> None:
         """Set the formats, on which the kernel depends.  A list of absent tensors has no dtype before the first one."""
         self.formats = self.stored.formats(self.table.dtypes)

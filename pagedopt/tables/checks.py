@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from .columns import TensorList, is_dense, missing, same_layout
+from ..system.compare_tensors import missing
+from .columns import TensorList, is_dense, same_layout
 from .misfit import misfit
 
 

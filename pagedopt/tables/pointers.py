@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.compare_tensors import Addresses, TensorLayout, addresses, lie_at
+from ..system.compare_tensors import TensorLayout, addresses, missing
 from .checks import Common, check_overlap, checked_writes
-from .columns import Located, TensorList, Tensors, has_memory, missing
+from .columns import TensorList, Tensors, has_memory
 from .layout import WORD, Geometry, HostTable, Words, choose_geometry
 from .storage import POSITION_WORDS
 
 Indices = npt.NDArray[np.int64]
-
-
-class _Seen(NamedTuple):
-    """What :meth:`PointerTable.remember` stores: shapes and strides, the indices of None, and all other indices."""
-
-    layout: TensorLayout
-    missing: tuple[int, ...]
-    here: slice | Indices
+Addresses = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class PointerTable:
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_columns", "_common", "_held", "_numbers", "_rows", "_seen", "_seen_before",
+        "__weakref__", "_absent", "_addresses", "_common", "_held", "_numbers", "_rows", "_seen", "_seen_before",
         "_unwritten", "absent", "host", "names", "writes",
     )  # fmt: skip
 
@@ -103,27 +96,28 @@ class PointerTable:
     ) -> None:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
-        lists = [tuple(x) for x in lists]  # the caller's lists may change, or create tensors when iterated
-        if not lists or any(len(x) != len(lists[0]) for x in lists):
-            sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, lists, strict=False))
+        given = [*map(tuple, lists)]  # the caller's lists may change, or create tensors when iterated
+        if not given or any(len(x) != len(given[0]) for x in given):
+            sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, given, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
-        self._common = Common(self.names, lists[0], per)
+        self._common = Common(self.names, given[0], per)
         self._rows = rows
         counts = self._common.numels if rows is None else rows.numel
         over_link = over_link and self.device.type == "cuda"
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link, per_thread)
         self.host = HostTable(len(lists) + (POSITION_WORDS if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
-        self._numbers = np.arange(len(lists[0])) if numbers is None else np.asarray(numbers)
+        self._numbers = np.arange(len(given[0])) if numbers is None else np.asarray(numbers)
         self._write_positions(self.host)
-        self._columns: list[Located | None] = [None] * len(lists)
+        #: For each list, the indices of absent tensors; None: it was not taken yet.
+        self._absent: list[tuple[int, ...] | None] = [None] * len(lists)
         self._held: list[Tensors | None] = [None] * len(lists)
-        self._seen: _Seen | None = None
-        self._seen_before: tuple[_Seen, ...] = ()
+        self._seen: TensorLayout | None = None
+        self._seen_before: tuple[TensorLayout, ...] = ()
         self._unwritten = False
         #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
-        self.refresh(lists)
+        self._check(given)
 
     @property
     def device(self) -> torch.device:
@@ -158,27 +152,31 @@ class PointerTable:
         Raises:
             ValueError, TypeError: as at construction, naming list and index; the table is unchanged then.
         """
-        return self._take(lists, True)
+        given = [self._held[j] if x is None else tuple(x) for j, x in enumerate(lists)]
+        if None in given or any(len(x) != len(self) for x in given if x is not None):
+            return self._check(given)
+        tensors: Tensors = (*itertools.chain.from_iterable(given),)  # type: ignore[arg-type]
+        stamp = self.host.rows_stamp
+        if self.look(tensors):
+            self._held[: len(given)] = given
+        else:
+            self._check(given)
+            self.remember(tensors)
+        return self.host.rows_stamp != stamp
 
-    def take(self, lists: Sequence[TensorList | None]) -> bool:
-        """Do the same as :meth:`refresh`, but check each tensor: call it when :meth:`look` has returned False."""
-        return self._take(lists, False)
-
-    def _take(self, lists: Sequence[TensorList | None], trust: bool) -> bool:
-        changes: dict[int, tuple[Located, Addresses]] = {}
-        dtypes = list(self._common.dtypes)
-        given = [None if x is None else tuple(x) for x in lists]
+    def _check(self, given: Sequence[Tensors | None]) -> bool:
+        """:meth:`refresh` that checks every tensor."""
+        changes: dict[int, tuple[int, ...]] = {}
+        dtypes, now = list(self._common.dtypes), self._addresses.copy()
         try:
             for j, tensors in enumerate(given):
-                if tensors is not None and (change := self._compare(j, tensors, trust)):
-                    changes[j] = change
-            now = self._addresses
-            if changes:
-                now = now.copy()
-                for j, (_, at) in changes.items():
-                    now[j] = at
-                if any(j in changes for j in self.writes):
-                    check_overlap(self._common, self.writes, now.T)
+                if tensors is not None:
+                    absent = missing(tensors)
+                    now[j] = self._locate(j, tensors, absent)
+                    if absent != self._absent[j] or now[j].tobytes() != self._addresses[j].tobytes():
+                        changes[j] = absent
+            if any(j in changes for j in self.writes):
+                check_overlap(self._common, self.writes, now.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list may have taken its first dtype
             raise
@@ -188,17 +186,21 @@ class PointerTable:
         if not changes and not self._unwritten:
             return False
         self._seen = None  # other tensors may be absent now
-        self._write(now, changes)
+        self._unwritten = True  # if we are interrupted, the next call writes all rows again
+        for j, absent in changes.items():
+            self._absent[j] = absent
+        self.absent = sorted(set().union(*filter(None, self._absent)))
+        self._write(now)
         return True
 
-    def _write(self, now: npt.NDArray[np.uint64], changes: Mapping[int, tuple[Located, Addresses]]) -> None:
-        """Write the addresses ``now`` into the table."""
-        self._unwritten = True  # if we are interrupted, the next call writes all rows again
-        self._addresses[:] = now  # before the columns: an unchanged column means that its addresses were stored
-        for j, (column, _) in changes.items():
-            self._columns[j] = column
-        self.absent = sorted(set().union(*[c.absent for c in self._columns if c and c.absent]))
-        self._write_rows(self.host)
+    def _write(self, now: Addresses, moved: Collection[int] = ()) -> None:
+        """Write the addresses ``now`` into the table: of the ``moved`` lists alone, if all others are written."""
+        whole, self._unwritten = self._rows is not None or self._unwritten, True
+        self._addresses[:] = now  # in place: a compiled look writes there, too
+        for j in () if whole else moved:
+            self.host.set_column(j, now[j])
+        if whole:
+            self._write_rows(self.host)
         self._unwritten = False
 
     def follow(self) -> bool:
@@ -212,7 +214,7 @@ class PointerTable:
         """
         if not (self.absent or self._unwritten or None in self._held):
             held: Any = tuple(itertools.chain.from_iterable(self._held))  # type: ignore[arg-type]
-            if lie_at(held, self._addresses.ravel()):
+            if addresses(held) == self._addresses.tobytes():
                 return False  # the same objects at the same addresses have the same strides
         return self.refresh(self._held)
 
@@ -223,13 +225,11 @@ class PointerTable:
             tensors: of the first lists, one list after the other: those that may be replaced, or change strides.  The
                 caller itself compares the other lists.
         """
-        gone, there = missing(tensors), [t for t in tensors if t is not None]
         for seen in self._seen_before:  # a gradient that comes and goes is seen again
-            if seen.missing == gone and seen.layout.same(*there):
+            if seen.addresses(tensors) is not None:
                 self._seen = seen
                 return
-        here = np.delete(np.arange(len(tensors)), gone) if gone else slice(len(tensors))
-        self._seen = _Seen(TensorLayout.of(there), gone, here)
+        self._seen = TensorLayout.of(tensors)
         self._seen_before = (self._seen, *self._seen_before[:1])
 
     def look(self, tensors: Tensors) -> bool:
@@ -239,34 +239,22 @@ class PointerTable:
             tensors: as for :meth:`remember`.
 
         Returns:
-            whether they were; if not, the table is unchanged: call :meth:`take`.
+            whether they were; if not, the table is unchanged: call :meth:`refresh`.
 
         Raises:
             ValueError: a tensor has no memory, or shares it; the table is unchanged then.
         """
         seen = self._seen
-        if seen is None:
+        if seen is None or (at := seen.addresses(tensors)) is None:
             return False
-        here: Any = tensors
-        if seen.missing:
-            if missing(tensors) != seen.missing:
-                return False
-            here = tuple([t for t in tensors if t is not None])
-        try:
-            if not seen.layout.same(*here):
-                return False
-        except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
-            return False
-        known = self._addresses.reshape(-1)[seen.here]
-        if lie_at(here, known) and not self._unwritten:
-            return True
-        self._move(tensors, here, seen)
+        if at != self._addresses.reshape(-1)[seen.here].tobytes() or self._unwritten:
+            self._move(tensors, at, seen)
         return True
 
-    def _move(self, tensors: Tensors, here: tuple[torch.Tensor, ...], seen: _Seen) -> None:
+    def _move(self, tensors: Tensors, at: bytes, seen: TensorLayout) -> None:
         """Take new addresses of lists whose shapes and strides are as remembered."""
-        now, count = self._addresses.copy(), len(self)
-        now.reshape(-1)[seen.here] = addresses(here) if seen.layout.sure else [t.data_ptr() for t in here]
+        now, count = self._addresses.copy(), self._addresses.shape[1]
+        now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
         moved = set()
         for j in range(len(tensors) // count):
             if now[j].tobytes() != self._addresses[j].tobytes():
@@ -274,14 +262,7 @@ class PointerTable:
                 moved.add(j)
         if not moved.isdisjoint(self.writes):
             check_overlap(self._common, self.writes, now.T)
-        if self._rows is not None or self._unwritten:
-            self._write(now, {})
-            return
-        self._unwritten = True
-        self._addresses[:] = now  # in place: a compiled look writes there, too
-        for j in moved:
-            self.host.set_column(j, now[j])
-        self._unwritten = False
+        self._write(now, moved)
 
     def addresses_of(self, j: int) -> list[int]:
         """Return where each tensor of list ``j`` lies."""
@@ -365,30 +346,22 @@ class PointerTable:
             found += [(self.names[j], i) for i in np.flatnonzero(at != self._addresses[j, : len(at)]).tolist()]
         return found
 
-    def _compare(self, j: int, tensors: Tensors, trust: bool) -> tuple[Located, Addresses] | None:
-        """Return (column, addresses) of list ``j``, checked; None if nothing moved.  ``trust``: use the old column."""
+    def _locate(self, j: int, tensors: Tensors, absent: Sequence[int]) -> Addresses:
+        """Check every tensor of list ``j``, and return where they lie; 0 for an absent one."""
         if len(tensors) != len(self):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self)}")
-        column = self._columns[j]
-        old = column if trust else None
-        now, at = old, None if old is None else old.follow(tensors)
-        if now is None or at is None:
-            self._common.check(j, tensors)
-            layout = None if old is None else TensorLayout.of([t for t in tensors if t is not None])
-            now, at = Located.of(tensors, layout)
-        stays = at.tobytes() == self._addresses[j].tobytes()
-        if now is column and stays:
-            return None
+        self._common.check(j, tensors)
+        if absent:
+            at = np.array([0 if t is None else t.data_ptr() for t in tensors], np.uint64)
+        else:
+            at = np.frombuffer(addresses(tensors, sure=False), np.uint64)  # type: ignore[arg-type]
         self._check_memory(j, at, tensors)
-        if column is None or not stays or now.absent != column.absent:
-            return now, at
-        self._columns[j] = now  # other objects at the same addresses, or another autograd mode
-        return None
+        return at
 
     def _check_memory(self, j: int, at: Addresses, tensors: Tensors) -> None:
         """Refuse tensors of list ``j`` whose storage was freed; ``data_ptr()`` does not."""
         doubtful = at < _OFFSET
-        if j in self.writes and self._columns[j] is not None:
+        if j in self.writes and self._absent[j] is not None:
             doubtful |= at != self._addresses[j]
         for i in doubtful.nonzero()[0].tolist():
             tensor = tensors[i]

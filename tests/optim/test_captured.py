@@ -28,9 +28,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    found = members(optimizer).found
-    launches: list[Any] = Plan.of(optimizer, found, lambda *_: False).prepare()
-    return [*params, late], optimizer, CapturedStep(optimizer, launches)
+    plan = Plan.of(optimizer, members(optimizer), lambda *_: False)
+    launches: list[Any] = plan.prepare()
+    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.objects)
 
 
 def replace_state(params: Params, optimizer: Any) -> None:

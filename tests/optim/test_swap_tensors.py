@@ -19,7 +19,6 @@ from torch.nn import Parameter
 from torch.utils import swap_tensors
 
 from pagedopt import PagedAdamW, run_with_room
-from pagedopt.optim.step import bucket as buckets
 from tests.optim.overlapped_models import linears
 from tests.optim.test_shards import mesh, placed
 
@@ -123,13 +122,6 @@ def test_what_was_swapped_out_is_freed_at_once(options: dict[str, Any]) -> None:
 # --- ids that are used again ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["whole", "compiled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How state is looked at: with its tensors, as on a CPU; in a compiled loop, as on a GPU."""
-    if request.param == "compiled":
-        monkeypatch.setattr(buckets, "_runs_beside_python", lambda device: False)
-
-
 def reborn(holder: Any, name: Any, make: Callable[[], torch.Tensor]) -> None:
     """Put another tensor into the place of one, with the id that the first one had."""
     known, others = id(holder[name]), list[torch.Tensor]()
@@ -157,7 +149,6 @@ def step(params: list[Parameter], opt: Any, number: int) -> None:
     opt.step()
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["exp_avg", "step"])
 def test_a_tensor_with_the_id_memory_and_layout_of_another_is_that_one_to_a_launch(name: str) -> None:
     (params, opt), twin = trained(), trained()
@@ -171,7 +162,6 @@ def test_a_tensor_with_the_id_memory_and_layout_of_another_is_that_one_to_a_laun
     assert same(bits(params, opt), bits(*twin))
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_tensor_with_the_id_of_another_whose_memory_has_gone_is_noticed(dtype: torch.dtype) -> None:
     """Even if it lies at the same address, as allocators like to have it."""
@@ -188,7 +178,6 @@ def test_a_tensor_with_the_id_of_another_whose_memory_has_gone_is_noticed(dtype:
     assert opt._launches.objects.compare(opt) is None
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_parameter_with_the_id_of_another_is_followed_as_any(dtype: torch.dtype) -> None:
     """The record knows parameters by their ids alone; what lies there is looked at in each step."""

@@ -145,6 +145,15 @@ def test_the_table_holds_addresses_and_sizes() -> None:
     assert (len(table), table.device, table.dtypes) == (3, torch.device("cpu"), [torch.float32] * 2)
 
 
+def test_lists_of_other_lengths_are_refused_though_together_they_are_as_many() -> None:
+    weights, grads = tensors((5,), (5,), (5,)), tensors((5,), (5,), (5,))
+    table = build(weights, grads)
+    for _ in range(3):
+        assert table.refresh([weights, grads]) is False
+        with pytest.raises(ValueError, match="weights has 4 tensors, the table has 3"):
+            table.refresh([[*weights, grads[0]], grads[1:]])
+
+
 def test_views_are_followed_to_their_first_element() -> None:
     room = torch.ones(100)
     table = build([room[3:10], room[50:57]])

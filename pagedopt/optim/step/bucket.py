@@ -44,12 +44,11 @@ class Bucket:
         names: names of the parameters' numbers.
         positions: of the members among all parameters of the optimizer.
         numbers: where hyperparameters and step counts come from.
-        takes_state: whether :meth:`prepare` needs the state tensors themselves, and not only their addresses.
     """
 
     __slots__ = (
         "_inference", "_own_counters", "count", "keys", "lists", "names", "numbers", "positions", "route", "rule",
-        "sweep", "takes_state",
+        "sweep",
     )  # fmt: skip
 
     def __init__(
@@ -70,8 +69,8 @@ class Bucket:
         tensors, formats = self.tensors_of(members), (None, None, *members[0].formats[2:])
         state = self._cut(self.lists.state_as_seen(members, self.keys))
 
-        def bind() -> tuple[Route | None, Sweep, list[torch.Tensor]]:
-            lists = self._cut(self.lists.as_seen(tensors, shards))
+        def bind() -> tuple[Route | None, Sweep, Tensors]:
+            lists = self._cut(seen := self.lists.as_seen(tensors, shards))
             first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
             pages, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
             rows, geometry = (pages.rows, pages.geometry) if pages else (None, None)
@@ -81,19 +80,17 @@ class Bucket:
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
                 factor=factor,
             )  # fmt: skip
-            return pages, sweep, lists[0]
+            return pages, sweep, seen
 
-        self.route, self.sweep, params = self._with_gradient_copies(bind)
+        self.route, self.sweep, seen = self._with_gradient_copies(bind)
+        self.sweep.table.remember(seen)
         self.sweep.table.let_go()
-        if self.lists.as_they_are:
-            self.sweep.table.remember(tensors[: 2 * self.count])
         self.numbers = (DeviceNumbers if on_device else HostNumbers)(optimizer, members, shared, self.sweep)
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
         self._own_counters = tuple(optimizer.store.versions.raise_all(own))
-        self._inference = any(map(torch.Tensor.is_inference, (*params, *[own[i] for i in self._own_counters])))
-        by_tensor = bool(self._own_counters) or self.numbers.takes_tensors
-        self.takes_state = _runs_beside_python(params[0].device) or not self.lists.direct or by_tensor
+        written: Any = (*seen[: self.count], *[own[i] for i in self._own_counters])
+        self._inference = any(map(torch.Tensor.is_inference, written))
 
     @property
     def as_it_is(self) -> bool:
@@ -146,16 +143,16 @@ class Bucket:
         now = self.numbers.prepare(optimizer, numbers, ahead)
         written: NumberTensors
         if absent or self._own_counters or self._inference:
-            written = self._written(optimizer, tensors, absent)
+            written = (*self._written(optimizer, tensors, absent), *now.written)
         else:
-            written = (*tensors[: self.count], *optimizer.store.versions.counters)  # type: ignore[arg-type]
+            written = (*tensors[: self.count], *optimizer.store.versions.counters, *now.written)  # type: ignore[arg-type]
         plan = WHOLE if self.route is None else self.route.plan(table.host, absent)
         ready = sweep.ready(plan)
         if len(now.sets):
             sweep.set_scalars(now.sets, now.seeds)
         return Update(
             sweep, ready, table.host.stamp, self.lists, tensors, seen, absent[:], now.counts, now.sets, self.route,
-            plan, (*written, *now.written),
+            plan, written,
         )  # fmt: skip
 
     def follow(self, tensors: Tensors) -> None:
@@ -163,23 +160,17 @@ class Bucket:
 
         Raises ValueError or TypeError if a gradient does not fit its parameter, or has other strides.
         """
-        seen, table = tensors[: 2 * self.count], self.sweep.table
-        if not table.look(seen):
-            self.sweep.take(self._cut(seen))
-            table.let_go()
-            table.remember(seen)
+        seen = tensors[: 2 * self.count]
+        if not self.sweep.table.look(seen):
+            self._refresh(seen)
 
     def _take(self, tensors: Tensors, shards: Grads) -> Tensors:
         """Check every tensor and write its address into the table; return what :meth:`KernelViews.as_seen` returns."""
+        return self._with_gradient_copies(lambda: self._refresh(self.lists.as_seen(tensors, shards)))
 
-        def take() -> Tensors:
-            seen = self.lists.as_seen(tensors, shards)
-            self.sweep.take(self._cut(seen))
-            return seen
-
-        seen = self._with_gradient_copies(take)
+    def _refresh(self, seen: Tensors) -> Tensors:
+        self.sweep.refresh(self._cut(seen))
         self.sweep.table.let_go()
-        self.sweep.table.remember(seen)
         return seen
 
     def _with_gradient_copies(self, act: Callable[[], _T]) -> _T:
@@ -200,8 +191,3 @@ class Bucket:
             *(local(tensors[first + i]) for i in self._own_counters if i % self.count not in away),
         )
         return tuple([t for t in written if not t.is_inference()])
-
-
-def _runs_beside_python(device: torch.device) -> bool:
-    """Return whether other threads may free state during a kernel (CPU kernels run without the GIL)."""
-    return device.type == "cpu"

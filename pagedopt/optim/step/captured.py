@@ -10,7 +10,6 @@ import torch
 
 from ...placements.arena import Arena
 from ...system import internals
-from ...system.compare_tensors import Contents, TensorLayout
 from ...system.cuda import graphs
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors, same_layout
@@ -18,10 +17,11 @@ from ...tables.shards import is_sharded
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
 from .bucket import Bucket
+from .changes import KnownObjects
 from .device_numbers import DeviceNumbers
 from .factor import StepFactor, factor_of
 from .launches import put_state, take_state_back
-from .members import Member, members
+from .members import Member, Members, members
 from .plan import Plan
 from .update import Update
 
@@ -34,33 +34,30 @@ class CapturedStep:
 
     Args:
         launches: each bucket with its members and its update.
+        objects: those that it was captured for.
         slots: what its pages pass through.
         factor: by what it multiplies gradients; None: it takes them as they are.
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_contents", "_factor", "_gradients", "_groups", "_known", "_launches",
-        "_numbers", "_read", "_rules", "_slots", "_transport",
+        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_objects", "_read",
+        "_slots", "_transport",
     )  # fmt: skip
 
     def __init__(
         self,
         optimizer: RuleOptimizer,
         launches: Sequence[tuple[Bucket, list[Member], Update]],
+        objects: KnownObjects,
         slots: object = None,
         factor: StepFactor | None = None,
     ) -> None:
-        self._slots, self._factor = slots, factor
+        self._objects, self._slots, self._factor = objects, slots, factor
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
-        self._groups, self._rules = _groups(optimizer), _rules(optimizer)
-        every = [m for _, of in self._launches for m in of]
-        self._known = {id(m.param) for m in every}
-        entries = [m.entry for m in every]
-        self._contents = Contents([m.param for m in every], entries, [tuple(entry) for entry in entries])
-        #: Of each launch: types, shapes and strides of its gradients.
-        self._gradients = [TensorLayout([g for m in of if (g := m.param.grad) is not None]) for _, of in self._launches]
+        self._groups = _groups(optimizer)
+        self._known = {id(m.param) for _, of in self._launches for m in of}
         #: Parameters and gradients that the captured lists name.
         self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
         self._transport = optimizer.transport
@@ -69,10 +66,9 @@ class CapturedStep:
         """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
         if (self._factor is None) is not (optimizer.max_grad_norm is None and not optimizer.scaled):
             return ["gradients are clipped or scaled now, and were not, or the other way around"]
-        if _groups(optimizer) != self._groups or _rules(optimizer) != self._rules:
+        found, as_captured = [], self._objects.compare(optimizer) is not None
+        if not as_captured and (_groups(optimizer) != self._groups or not self._objects.same_rules(optimizer)):
             return ["groups, their parameters, their rules or formats are others"]
-        found = []
-        as_captured = self._contents.find(optimizer.state, whole=False) is not None
         for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
             for m in () if as_captured else of:
                 entry = optimizer.state.get(m.param, {})
@@ -114,8 +110,8 @@ class CapturedStep:
             )
         if void := self.void(optimizer):
             raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
-        for (bucket, of), layout in zip(self._launches, self._gradients, strict=True):
-            _check_gradients(bucket, of, layout)
+        for bucket, of in self._launches:
+            _check_gradients(bucket, of)
         now = [bucket.tensors_of(of) for bucket, of in self._launches]
         before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
         for (bucket, _), numbers, tensors in zip(self._launches, self._numbers, now, strict=True):
@@ -140,15 +136,8 @@ def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
     return [[*map(id, group["params"])] for group in optimizer.param_groups]
 
 
-def _rules(optimizer: RuleOptimizer) -> list[object]:
-    return [(optimizer.rule_of(group), optimizer.formats_depend_on(group)) for group in optimizer.param_groups]
-
-
-def _check_gradients(bucket: Bucket, of: Sequence[Member], layout: TensorLayout) -> None:
+def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
     """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
-    given = [grad for m in of if (grad := m.param.grad) is not None]
-    if len(given) == len(of) == layout.count and layout.same(*given):
-        return
     captured = bucket.sweep.table.dtypes[1]
     for m in of:
         if (grad := m.param.grad) is None:
@@ -187,7 +176,7 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
         for bucket, _ in plan.launches:
             _check_bucket(bucket, plan.ready.arenas)
         launches = plan.prepare()
-        captured = CapturedStep(optimizer, launches, slots, factor)
+        captured = CapturedStep(optimizer, launches, plan.objects, slots, factor)
         computed = None if factor is None else factor.prepare(optimizer)
         with Uninterrupted(gives_way=True), plan.ready.held:
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
@@ -203,7 +192,7 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
     return captured
 
 
-def _members(optimizer: RuleOptimizer) -> list[Member]:
+def _members(optimizer: RuleOptimizer) -> Members:
     """Return the parameters that can be updated, if a graph can do it."""
     name = type(optimizer).__name__
     if optimizer.store.limits.budget.auto:
@@ -213,8 +202,8 @@ def _members(optimizer: RuleOptimizer) -> list[Member]:
         )
     if any(is_sharded(p) for _, _, p in occurrences(optimizer)):
         raise RuntimeError(f"{name}.step() cannot be captured: a parameter is a DTensor")
-    found = members(optimizer).found
-    for member in found:
+    found = members(optimizer)
+    for member in found.found:
         if member.param.device != torch.device("cuda", torch.cuda.current_device()):
             raise RuntimeError(
                 f"{name}.step() cannot be captured: parameter {member.index} is on {member.param.device}, the "

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from ...system.compare_tensors import Contents, identities
+from ...system.compare_tensors import addresses, identities
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer
@@ -22,6 +23,22 @@ from .members import Member, Members, interned
 _params, _grad = itemgetter("params"), attrgetter("grad")
 #: Takes some items of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+
+
+class Found(NamedTuple):
+    """The tensors of a step: all parameters, their gradients, and the values of state that are compared."""
+
+    params: tuple[torch.Tensor, ...]
+    grads: Tensors
+    values: tuple[Any, ...]
+
+
+class Picks(NamedTuple):
+    """What selects the tensors of a launch: rows from parameters and from gradients, the others from values."""
+
+    rows: Pick
+    state: Pick
+    numbers: Pick
 
 
 class KnownObjects:
@@ -43,12 +60,12 @@ class KnownObjects:
     Lists and dicts may be replaced by others with the same contents.
 
     Attributes:
-        picks: for each bucket, two functions that select its tensors and its numbers from what :meth:`compare` returns.
+        names_by_key: for each key of ``optimizer.state``, the names of the values that are compared.
     """
 
     __slots__ = (
-        "__weakref__", "_contents", "_dead", "_formats", "_lengths", "_params", "_positions", "_rules", "_storages",
-        "_takes_state", "_waiting", "picks",
+        "__weakref__", "_alike", "_at", "_dead", "_formats", "_ids", "_keys", "_lengths", "_memory_of", "_rules",
+        "_storages", "_waiting", "names_by_key",
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
@@ -64,38 +81,45 @@ class KnownObjects:
         there = {*map(id, optimizer.state)}
         new = {id(m.param): m.param for m in members.found if m.entry and id(m.param) not in there}
         keys = (*optimizer.state, *new.values())
-        compared = [names.get(id(key), ()) for key in keys]
-        content = [entries.get(id(key), {}) for key in keys]
-        values = [entry[name] for entry, of in zip(content, compared, strict=True) for name in of]
-        # Contents reads addresses before the tables do: if somebody moves state in between, the next step notices.
-        sharded = any(map(is_sharded, values))
-        self._contents = Contents(keys, content, compared, local if sharded else None)
-        self._params = identities(members.params)
+        # The same objects for the same names, alive here: a compiled look knows them by their ids.
+        self.names_by_key = tuple([interned(names.get(id(key), ())) for key in keys])
+        self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
+        values = self._values([entries.get(id(key), {}) for key in keys])
+        self._memory_of = local if any(map(is_sharded, values)) else None
+        memories = values if self._memory_of is None else (*map(local, values),)
+        # Before the tables read addresses: if somebody moves state in between, the next step notices.
+        self._at = addresses(memories, sure=False)
+        self._keys, self._ids = identities((*members.params, *keys)), identities(values)
         self._dead: list[object] = []
-        note, shards = self._dead.append, map(local, values) if sharded else values
-        storages = {id(s): s for s in map(torch.Tensor.untyped_storage, shards)}
-        self._storages = tuple([weakref.ref(storage, note) for storage in storages.values()])
-        self._positions = self._contents.positions([*map(id, keys)])
+        storages = {id(s): s for s in map(torch.Tensor.untyped_storage, memories)}
+        self._storages = tuple([weakref.ref(storage, self._dead.append) for storage in storages.values()])
 
-    def pick_for(self, buckets: Sequence[tuple[Bucket, Sequence[Member]]]) -> None:
-        """Set :attr:`picks` for these buckets and their members; to be called once, before :meth:`compare`."""
-        self._takes_state = any(bucket.takes_state for bucket, _ in buckets)
-        total, picks, positions = sum(self._lengths), [], self._positions
-        for bucket, members in buckets:
-            tensors, numbers = [m.index for m in members], []
-            tensors += [total + index for index in tensors]
-            if self._takes_state:
-                tensors += [2 * total + positions[id(m.param), key] for key in bucket.keys for m in members]
-                numbers = [2 * total + positions[id(m.param), name] for name in bucket.names for m in members]
-            pair = _pick(tensors), _pick(numbers)
-            picks.append(pair if len(members) > 1 else interned(pair))
-        self.picks: tuple[tuple[Pick, Pick], ...] = tuple(picks)
-        del self._positions
+    def _values(self, entries: Iterable[Any]) -> tuple[Any, ...]:
+        """Return the values ordered by name if all entries have the same names, else entry by entry."""
+        if self._alike is not None:
+            return tuple([entry[name] for name in self._alike for entry in entries])
+        return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
+
+    def picks_for(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> tuple[Picks, ...]:
+        """Return for each launch what selects its tensors from what :meth:`compare` has found."""
+        keys, names = np.frombuffer(self._keys, np.uint64).tolist()[sum(self._lengths) :], self.names_by_key
+        if self._alike is not None:
+            order = [(key, name) for name in self._alike for key in keys]
+        else:
+            order = [(key, name) for key, of in zip(keys, names, strict=True) for name in of]
+        positions, picks = {one: i for i, one in enumerate(order)}, []
+        for bucket, members in launches:
+            of = [
+                [positions[id(m.param), name] for name in each for m in members] for each in (bucket.keys, bucket.names)
+            ]
+            found = Picks(*map(_pick, ([m.index for m in members], *of)))
+            picks.append(found if len(members) > 1 else interned(found))
+        return tuple(picks)
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
-        """Return whether state is alive, and groups ask for the same rules and formats."""
+        """Return whether groups ask for the same rules and formats."""
         groups, rules = optimizer.param_groups, self._rules
-        if self._dead or len(groups) != len(rules):
+        if len(groups) != len(rules):
             return False
         asked = optimizer.state_format is not None or any(self._formats)
         for i, group in enumerate(groups):
@@ -110,15 +134,10 @@ class KnownObjects:
         """Whether no storage of state has died."""
         return not self._dead
 
-    @property
-    def names_by_key(self) -> tuple[tuple[str, ...], ...]:
-        """For each key of ``optimizer.state``, the names of the values that :meth:`compare` compares."""
-        return self._contents.names
-
-    def compare(self, optimizer: RuleOptimizer) -> Tensors | None:
-        """Return parameters, gradients and (if a bucket takes it) state; None: an object is new, or state has moved."""
-        groups = optimizer.param_groups
-        if not self.same_rules(optimizer):
+    def compare(self, optimizer: RuleOptimizer) -> Found | None:
+        """Return all tensors of the step; None: an object is new, or state has moved."""
+        groups, state = optimizer.param_groups, optimizer.state
+        if self._dead or not self.same_rules(optimizer):
             return None
         if len(groups) == 1:
             params = (*groups[0]["params"],)
@@ -126,12 +145,23 @@ class KnownObjects:
             return None
         else:
             params = (*chain.from_iterable(map(_params, groups)),)
-        if identities(params) != self._params:
+        if identities((*params, *state)) != self._keys:
             return None
-        values = self._contents.find(optimizer.state, self._takes_state)
-        if values is None or (self._waiting and any(params[i].grad is not None for i in self._waiting)):
+        entries, alike = state.values(), self._alike
+        try:
+            if alike is not None:  # _values(), written out: every step calls this
+                values = tuple([entry[name] for name in alike for entry in entries])
+            else:
+                values = self._values(entries)
+        except (LookupError, TypeError, ValueError, AttributeError):  # an entry lacks a value, or is no dict
             return None
-        return (*params, *map(_grad, params), *values) if self._takes_state else (*params, *map(_grad, params))
+        if identities(values) != self._ids:
+            return None
+        if addresses(values if self._memory_of is None else tuple(map(self._memory_of, values))) != self._at:
+            return None
+        if self._waiting and any(params[i].grad is not None for i in self._waiting):
+            return None
+        return Found(params, (*map(_grad, params),), values)
 
 
 def _pick(positions: list[int]) -> Pick:
@@ -148,4 +178,4 @@ def _stretch(first: int, last: int) -> Pick:
     return itemgetter(slice(first, last))
 
 
-__all__ = ["KnownObjects", "Pick"]
+__all__ = ["Found", "KnownObjects", "Picks"]

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
-from ...tables.columns import Tensors
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
-from .changes import KnownObjects
+from .changes import Found, KnownObjects, Picks
 from .device_numbers import DeviceNumbers
 from .factor import FactorUpdate, StepFactor, factor_of
 from .members import Grads, Member, members, reduced, sharded
@@ -28,6 +27,7 @@ class Launches(NamedTuple):
 
     Attributes:
         objects: those that the tables are made for.
+        picks: see :meth:`KnownObjects.picks_for`.
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
@@ -35,6 +35,7 @@ class Launches(NamedTuple):
     """
 
     objects: KnownObjects
+    picks: tuple[Picks, ...]
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
@@ -44,10 +45,10 @@ class Launches(NamedTuple):
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
         if (found := self.objects.compare(optimizer)) is None:
             return False
-        for bucket, (tensors, _) in zip(self.buckets, self.objects.picks, strict=True):
+        for bucket, (rows, _, _) in zip(self.buckets, self.picks, strict=True):
             table = bucket.sweep.table
-            stamp = table.host.stamp
-            if not table.look(bucket.lists.as_seen(tensors(found), NO_SHARDS)) or table.host.stamp != stamp:
+            stamp, tensors = table.host.stamp, (*rows(found.params), *rows(found.grads))
+            if not table.look(bucket.lists.as_seen(tensors, NO_SHARDS)) or table.host.stamp != stamp:
                 return False
         return True
 
@@ -62,7 +63,6 @@ class PreparedStep(NamedTuple):
         updates: the launches, in their order.
         launches: what :meth:`run` leaves for the next step.
         ready: the arenas of state, and how many of their pages are resident.
-        entries: entries of state, kept alive until the step is dropped.
         fresh: parameters whose new state is still to be put into ``optimizer.state``.
         factor: by what gradients are multiplied; None: they are taken as they are.
     """
@@ -71,7 +71,6 @@ class PreparedStep(NamedTuple):
     updates: tuple[Update, ...]
     launches: Launches
     ready: ReadyArenas
-    entries: tuple[Any, ...]
     fresh: tuple[Member, ...] = ()
     factor: FactorUpdate | None = None
 
@@ -120,7 +119,7 @@ class PreparedStep(NamedTuple):
 
 
 def prepare_again(
-    optimizer: RuleOptimizer, known: Launches, found: Tensors, ready: ReadyArenas, shards: Grads = NO_SHARDS
+    optimizer: RuleOptimizer, known: Launches, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
     """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
 
@@ -130,11 +129,12 @@ def prepare_again(
     """
     ahead: Ahead = {}
     updates = []
-    for bucket, (tensors, numbers) in zip(known.buckets, known.objects.picks, strict=True):
-        if update := bucket.prepare(optimizer, tensors(found), numbers(found), ahead, shards):
+    for bucket, (rows, state, numbers) in zip(known.buckets, known.picks, strict=True):
+        tensors = (*rows(found.params), *rows(found.grads), *state(found.values))
+        if update := bucket.prepare(optimizer, tensors, numbers(found.values), ahead, shards):
             updates.append(update)
     factor = None if known.factor is None else known.factor.prepare(optimizer)
-    return PreparedStep(optimizer, tuple(updates), known, ready, (*optimizer.state.values(),), factor=factor)
+    return PreparedStep(optimizer, tuple(updates), known, ready, factor=factor)
 
 
 def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
@@ -146,14 +146,15 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone.found, on_device(optimizer), shards, everyone, factor_of(optimizer))
-    assert plan.objects is not None, "it was given everyone"
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards, factor_of(optimizer))
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
-    launches = Launches(plan.objects, buckets, plan.ready.residents, everyone.sharded, plan.factor)
-    entries = tuple([m.entry for m in everyone.found])
+    launches = Launches(
+        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
+        plan.factor,
+    )  # fmt: skip
     factor = None if plan.factor is None else plan.factor.prepare(optimizer)
-    return PreparedStep(optimizer, updates, launches, plan.ready, entries, plan.fresh, factor)
+    return PreparedStep(optimizer, updates, launches, plan.ready, plan.fresh, factor)
 
 
 def on_device(optimizer: RuleOptimizer) -> OnDevice:
@@ -170,12 +171,11 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
     return stay
 
 
-def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Tensors | None) -> Grads:
+def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Found | None) -> Grads:
     """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
-    params: Any = found
-    return reduced([params[i] for i in known.sharded])
+    return reduced([found.params[i] for i in known.sharded])
 
 
 def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:

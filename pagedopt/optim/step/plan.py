@@ -32,7 +32,7 @@ class Plan(NamedTuple):
         optimizer: whose members they are.
         fresh: members whose new state is still to be put into ``optimizer.state``.
         ready: the arenas of state.
-        objects: what later steps compare state and groups with; None for captured and preallocated steps.
+        objects: what later steps compare state and groups with.
         launches: each bucket with its members, in the order of the launches.
         factor: by what they multiply gradients; None: they take them as they are.
     """
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     optimizer: RuleOptimizer
     fresh: tuple[Member, ...]
     ready: ReadyArenas
-    objects: KnownObjects | None
+    objects: KnownObjects
     launches: list[tuple[Bucket, list[Member]]]
     factor: StepFactor | None
 
@@ -48,34 +48,31 @@ class Plan(NamedTuple):
     def of(
         cls,
         optimizer: RuleOptimizer,
-        found: Sequence[Member],
+        members: Members,
         on_device: OnDevice,
         shards: Grads = NO_SHARDS,
-        everyone: Members | None = None,
         factor: StepFactor | None = None,
     ) -> Plan:
         """Return the plan for members that have passed all checks.
 
         Args:
             optimizer: whose members they are.
-            found: the members.
+            members: these, and all that a later step will compare its own with.
             on_device: whether a member's numbers stay on the device.
             shards: local gradients of DTensors.
-            everyone: all parameters, if later steps will compare theirs with them.
             factor: by what gradients are multiplied, if they are.
 
         Raises:
             ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
             MemoryError, torch.OutOfMemoryError: there is no room for new state.
         """
+        found = members.found
         fresh = tuple([m for m in found if m.is_new or m.missing or m.moved])
         create(optimizer, found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
-        objects = None if everyone is None else KnownObjects(optimizer, everyone)
+        objects = KnownObjects(optimizer, members)
         ready = optimizer.store.make_ready()
         launches = _partition(optimizer, found, shards, on_device, factor)
-        if objects is not None:
-            objects.pick_for(launches)
         if factor is not None:
             factor.bind(launches)
         return cls(optimizer, fresh, ready, objects, launches, factor)

@@ -12,7 +12,7 @@ from ..state.state_columns import state_columns
 from .class_checks import check_update
 from .factor import factor_of
 from .launches import on_device
-from .members import Member
+from .members import Member, Members
 from .plan import Plan
 
 
@@ -39,7 +39,8 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
             found.append(member)
     if not found:
         return
-    plan = Plan.of(optimizer, found, on_device(optimizer), factor=factor_of(optimizer))
+    everyone = Members(found, [], (), (), ())
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), factor=factor_of(optimizer))
     for bucket, members in plan.launches:
         bucket.compile(members[0].formats)
     if plan.factor is not None:

@@ -77,7 +77,8 @@ class QueuedStep:
         self._pending: Pending | None = None  # until the step is counted
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
-        self._state = [tuple(entry.values()) for entry in step.entries]  # launches may run when it is replaced
+        # Launches may run when it is replaced.
+        self._state = [update.tensors[len(update.seen) :] for update in step.updates]
         self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()

@@ -50,8 +50,8 @@ class QuickStep:
     """
 
     __slots__ = (
-        "_asks", "_forks", "_format_of", "_groups_change", "_groups_hold", "_index", "_known", "_launches",
-        "_numbers", "_on_cpu", "_options", "_record", "_rule", "_rule_of", "_tables", "_threads",
+        "_asks", "_forks", "_groups_change", "_groups_hold", "_index", "_known", "_launches", "_numbers", "_on_cpu",
+        "_record", "_settings", "_tables", "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -66,12 +66,11 @@ class QuickStep:
         self._on_cpu, self._threads = launches[0].team is not None, torch.get_num_threads()
         self._index = launches[0].bucket.sweep.device.index
         self._groups_change, self._groups_hold = False, True
-        self._options, self._forks = (optimizer.state_format, optimizer.rounding), _forks
-        self._rule_of, self._rule = getattr(optimizer.rule_of, "__func__", None), getattr(optimizer, "rule", None)
-        self._format_of = getattr(optimizer.state_format_of, "__func__", None)
-        depends = not getattr(self._rule_of, "of_items_alone", False)
+        self._forks, self._settings = _forks, _settings(optimizer)
+        rule_of, format_of, *_ = self._settings
+        depends = not getattr(rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
-        self._asks = depends or mapping or self._format_of is not RuleOptimizer.state_format_of
+        self._asks = depends or mapping or format_of is not RuleOptimizer.state_format_of
         self._tables = tuple([launch.bucket.sweep.table for launch in launches])
 
     @classmethod
@@ -202,13 +201,7 @@ class QuickStep:
         """Whether settings are what they were when the record was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
-        if getattr(optimizer.rule_of, "__func__", None) is not self._rule_of:
-            return False
-        if getattr(optimizer.state_format_of, "__func__", None) is not self._format_of:
-            return False
-        if self._rule is not getattr(optimizer, "rule", None):
-            return False
-        if self._options != (optimizer.state_format, optimizer.rounding):
+        if _settings(optimizer) != self._settings:
             return False
         return not self._on_cpu or torch.get_num_threads() == self._threads
 
@@ -275,6 +268,15 @@ class QuickStep:
                 except MemoryError as error:
                     optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
                     raise
+
+
+def _settings(optimizer: RuleOptimizer) -> tuple[Any, ...]:
+    """Return what users may set that decides on rules and formats; attributes may be functions of their own."""
+    rule_of, format_of = (
+        getattr(optimizer.rule_of, "__func__", None),
+        getattr(optimizer.state_format_of, "__func__", None),
+    )
+    return rule_of, format_of, getattr(optimizer, "rule", None), optimizer.state_format, optimizer.rounding
 
 
 class QuickSteps:
