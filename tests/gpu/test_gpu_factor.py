@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from gpu_support import launching, no_synchronizing
 
-from pagedopt import PagedAdamW, PagedSGD, foreach_norm
+from pagedopt import PagedAdamW, PagedSGD
 
 pytestmark = launching()
 
@@ -272,19 +271,3 @@ def test_parameters_on_two_gpus_have_one_norm(scaled: bool) -> None:
         torch.testing.assert_close(a.grad_norm, norm.double(), rtol=1e-6, atol=0)
     for p, q in zip(mine, other, strict=True):
         torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
-
-
-def test_norms_of_423_tensors_take_the_host_less_than_torchs() -> None:
-    tensors = [torch.randn(2, 3, device="cuda") for _ in range(423)]
-
-    def host(function: Callable[[Any], object]) -> float:
-        times = []
-        for _ in range(60):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            function(tensors)
-            times.append(time.perf_counter() - begin)
-        return sorted(times)[len(times) // 4]
-
-    host(foreach_norm)
-    assert host(foreach_norm) < host(torch._foreach_norm)
