@@ -17,11 +17,12 @@ from experiments.harness.main import KEPT
 from experiments.harness.question import Question
 from experiments.harness.rows import Row, Rows
 from experiments.harness.show import Bar
-from experiments.harness.time import PERCENTILES
+from experiments.harness.time import PERCENTILES, series
 from experiments.ladder import effort, trucks
 from experiments.launch import puzzlers
 from experiments.lifetime import hazards, owners, tables
 from experiments.operators import told
+from experiments.overlap import loader
 from experiments.paging import graph, hidden, spike, state_file, sweep
 from experiments.step import clip_and_scale
 from experiments.vertical import roofline, spill, traffic
@@ -205,6 +206,9 @@ MADE = {
                       for setting, kernels in ((epilogues.OFF, 2), (epilogues.ON, 1))),
     "peer": Rows({"what": "copy", "case": name, "bytes": 1 << 28, **clocks(9.0, 9.0)}
                  for name in (peer.API, peer.PULL, peer.PUSH)),
+    "loader": Rows({"state": state, "way": way, "stream": stream, "time": series([9.0], "GPU"),
+                    "p99": series([9.0], "GPU")}
+                   for state, way in loader.PLAN for stream in (loader.OWN, loader.MODELS_STREAM)),
     "clip_and_scale": Rows(
         {"key": key, "work": key, "what": what, "case": case, "device": "cuda", "numel": 1, "bytes": 32, "launches": 3,
          "error": None, **clocks(1.0, 1.0)}
