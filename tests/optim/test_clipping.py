@@ -398,3 +398,16 @@ def test_a_step_that_fails_before_its_launch_has_changed_nothing(monkeypatch: py
             optimizer.step()
     assert equal(before, ends(params, optimizer))
     optimizer.step()
+
+
+def test_flushing_denormals_loses_no_address() -> None:
+    """A table holds the address of the factor as a float64, which is a denormal number."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU does not flush denormals")
+    try:
+        flushed = clipped_run(device_budget=0)
+        at_once = clipped_run()
+    finally:
+        torch.set_flush_denormal(False)
+    assert equal(flushed, at_once)
+    assert equal(flushed, clipped_run())
