@@ -241,7 +241,18 @@ def numbers(results: Results) -> str:
         "longer or less: compare by\nthe GPU where there is a time (torch fused ÷ ours: "
         f"{fused_over_ours(results):.2f}). Of torchao's row some {gradients(results):.0f} ms are gradients on their "
         "way down,\nwhich in training overlap the backward. bitsandbytes leaves its pages on the GPU; our harness "
-        f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits."
+        f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits.\n\n{attached(results)}"
+    )
+
+
+def attached(results: Results) -> str:
+    """A sentence: what state in 8 bits on the host costs a training whose forward hides the step."""
+    of_model = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
+    hidden = of_model.number("of_resident", way=HIDDEN, state="int8")
+    assert hidden is not None
+    return (
+        "Training a GPT of 1.56 B parameters with all state on the host in 8 bits, attached, takes\n"
+        f"{hidden:.2f} times as long as with float32 state on the GPU ([hiding](notes/hiding.md))."
     )
 
 
