@@ -237,8 +237,8 @@ def numbers(results: Results) -> str:
     wide, narrow = (number(pushed_out(results, name)) for name in (RIVAL, RIVAL_8BIT))
     return (
         f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each GiB of state that "
-        f"spills adds\n{each:.0f} ms to a step (PCIe 5.0 x16). Rows are of different processes, in which Python takes "
-        "longer or less: compare by\nthe GPU where there is a time (torch fused ÷ ours: "
+        f"spills adds\n{each:.0f} ms to a step (PCIe 5.0 x16). Rows are of different processes: compare by\n"
+        "the GPU where there is a time (torch fused ÷ ours: "
         f"{fused_over_ours(results):.2f}). Of torchao's row some {gradients(results):.0f} ms are gradients on their "
         "way down,\nwhich in training overlap the backward. bitsandbytes leaves its pages on the GPU; our harness "
         f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits.\n\n{attached(results)}"
@@ -251,8 +251,8 @@ def attached(results: Results) -> str:
     hidden = of_model.number("of_resident", way=HIDDEN, state="int8")
     assert hidden is not None
     return (
-        "Training a GPT of 1.56 B parameters with all state on the host in 8 bits, attached, takes\n"
-        f"{hidden:.2f} times as long as with float32 state on the GPU ([hiding](notes/hiding.md))."
+        "Attached, with all state on the host in 8 bits, a GPT of 1.56 B trains\n"
+        f"{hidden:.2f} times as long as with float32 state on the GPU."
     )
 
 
