@@ -202,5 +202,5 @@ def test_the_front_page_s_table_is_of_one_run() -> None:
     assert (
         f"{run['machine']['gpu']}, {run['machine']['when'][:10]}, torch {run['machine']['versions']['torch']}" in table
     )
-    assert table.count("measured at") == 1
+    assert table.count("measured at") == 2, "paged_state, and hidden_step for one sentence"
     assert all(f"| {row['name']} |" in table for row in readme.of_one_run(Results()))

@@ -23,7 +23,7 @@ def run() -> Run:
 
 
 def test_kept_results_say_what_the_note_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("hidden_step", "nvidia-h200") == 16
+    assert judged("hidden_step", "nvidia-h200") == 24
     regenerated("hiding", tmp_path, monkeypatch)
 
 
