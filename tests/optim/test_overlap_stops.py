@@ -12,6 +12,7 @@ from calls import calls
 from overlapped import LAYERS, Loop, agree, linears, run
 from torch import Tensor, nn
 
+from pagedopt.optim.overlap import hooks
 from pagedopt.optim.overlap import overlap as overlaps
 from pagedopt.optim.overlap.stops import Stop, Stops
 
@@ -89,9 +90,13 @@ def _in_any_mode(self: Stops, module: nn.Module, outermost: Any) -> Stop | None:
     return self._of.get(id(module))
 
 
+def _those_of_the_queued_step(_: Stop) -> Any:
+    return next(overlap.queued.last for overlap in hooks.all_known() if overlap.queued is not None)
+
+
 LOOKS: dict[str, tuple[Any, str, Any]] = {
     "parameters change places": (Stop, "addresses", property(lambda self: overlaps.addresses_in(self.module()))),
-    "the launches are others": (Stops, "keep_for", lambda *_: None),
+    "the launches are others": (Stop, "last", property(_those_of_the_queued_step)),
     "evaluation of one module": (Stops, "of", _in_any_mode),
 }
 

@@ -81,7 +81,6 @@ class Models:
         self._enter, self._leave = hooks.Enter(overlap), hooks.Leave(overlap)
         self._raised, self._fence = hooks.Raised(overlap), hooks.Fence(overlap)
         self._handles: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
-        self._outermost: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
         """Yield the models that are alive."""
@@ -136,7 +135,8 @@ class Models:
         handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
         handles.append(module.register_forward_hook(self._leave))
         handles.append(module.register_state_dict_pre_hook(self._fence))
-        handles.append(module.register_load_state_dict_pre_hook(self._fence))
+        # Without the module, to which the public function binds it weakly: a shallow copy of a module shares its hooks.
+        handles.append(module._register_load_state_dict_pre_hook(self._fence, with_module=False))
 
     def hook_outermost(self, module: torch.nn.Module) -> None:
         """Hook errors of a module that is called outermost, unless it is compiled.
@@ -144,15 +144,13 @@ class Models:
         Other modules get no such hook: Dynamo guards on its id, and would compile equal blocks one by one, the
         first eight.
         """
-        if module not in self._outermost and not module._compiled_call_impl:
+        if self._raised not in module._forward_hooks.values() and not module._compiled_call_impl:
             handle = module.register_forward_hook(self._raised, always_call=True)
             self._handles.setdefault(module, []).append(handle)
-            self._outermost.add(module)
 
     def _unhook(self, module: torch.nn.Module) -> None:
         for handle in self._handles.pop(module, ()):
             handle.remove()
-        self._outermost.discard(module)
 
     def comes_first(self, module: torch.nn.Module) -> bool:
         """Return whether our hook is the first of a module, not counting hooks of other overlaps."""

@@ -18,13 +18,13 @@ from ...system.cuda.driver import Event
 from ...system.warn import outside
 from ..state.rule_optimizer import RuleOptimizer
 from ..step.launches import Launches, PreparedStep
-from ..step.pending import LastLaunches
+from ..step.pending import LastLaunches, addresses_in
 from ..step.queued import QueuedStep, why_not
 from . import everyone, hooks
 from .calls import Call, Calls
 from .models import Models, holds_any, modules_of, refusal
 from .record import OUTSIDE, UNRECORDED, Record, Recorder, Slot, Turns
-from .stops import Stop, Stops, addresses_in
+from .stops import Stop, Stops
 
 #: Why a step was not queued, where nothing is to be said about it.
 _QUIET = ("no page of its state is away",)
@@ -121,16 +121,16 @@ class Overlap:
         elif hooks.is_compiled(module):
             self._wait_for(module.parameters(), "hidden")
         else:
-            launches = self._wait_for(self._read_by(module), "hidden")
+            launches, last = self._wait_for(self._read_by(module), "hidden")
             if not begins:
-                self._stops.note(module, self.record, launches, outermost.frame)
+                self._stops.note(module, self.record, launches, last, outermost.frame)
 
     def _wait_at(self, stop: Stop, module: torch.nn.Module) -> bool:
         """Wait where the calls of a module do; return False if its parameters are others, or it is not known where."""
         queued = self.queued
         if queued is None or queued.all_passed:
             return True
-        if stop.launches is None or addresses_in(module) != stop.addresses:
+        if stop.last is not queued.last or addresses_in(module) != stop.addresses:
             return False
         self._count("hidden", queued.wait_for_first(stop.launches))
         return True
@@ -160,13 +160,13 @@ class Overlap:
     def _begin(self, call: Call) -> None:
         """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
         module, self._turns_now = call.module, None
-        self._stops.keep_for(self._last, self.record.changes)
+        self._stops.keep_for(self.record)
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
         known = self.record.knows(module) and module not in self._missed
         waits = (queued := self.queued) is not None and not queued.all_passed
-        if waits or not known:  # else nobody is to wait, and the modules need not be looked at
+        if waits or not known or not internals.in_backward():  # what is computed again there was called before
             modules = self.models.modules()
             hooks.wrap_compiled(modules, self)
         if waits:
@@ -186,6 +186,7 @@ class Overlap:
 
     def _note(self, slots: list[Slot] | None) -> None:
         """A function of torch was given a parameter, or a tensor whose memory cannot be told, in a recorded call."""
+        self._calls.forget_ended()  # of a module that has raised, and whose caller goes on
         if (call := self._calls.innermost) is not None:
             if slots is None:
                 self.record.note_any(call.module)
@@ -207,13 +208,13 @@ class Overlap:
         yield from module._parameters.values()
         yield from self.record.read_by(module)
 
-    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> int | None:
-        """Wait for the updates of parameters; return how many launches must have begun, None without a queued step."""
+    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> tuple[int, LastLaunches | None]:
+        """Wait for the updates of parameters; return how many launches must have begun, and of which launches."""
         if (queued := self.queued) is None:
-            return None
+            return 0, None
         launches = queued.launches_before(params)
         self._count(counter, queued.wait_for_first(launches))
-        return launches if queued.last is self._last else None
+        return launches, queued.last if queued.total else None
 
     def _count(self, counter: _Counter, launches: int) -> None:
         setattr(self.report, counter, getattr(self.report, counter) + launches)
@@ -233,8 +234,8 @@ class Overlap:
                 optimizer.first_use = order
                 optimizer._launches = None  # its launches have another order
 
-    def before_step(self) -> None:
-        """A step is about to be prepared: wait if hooks of the user run before it, and look at the models."""
+    def before_step(self, closure: bool) -> None:
+        """A step is about to be prepared: wait if hooks of the user run before it, as a ``closure`` does; look anew."""
         optimizer: Any = self._optimizer()
         hooked = len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")
         if self.queued is not None and hooked:
@@ -244,7 +245,7 @@ class Overlap:
             self._hook_anew(self.models.unhooked(modules))
             turns = self._turns(modules)
             self._order(turns)
-            self._turns_now = None if hooked else turns
+            self._turns_now = None if hooked or closure else turns
 
     # --- fences
 
@@ -328,7 +329,6 @@ class Overlap:
                 update.write_numbers()
             queued.counted()
             self._last = queued.last
-            self._stops.keep_for(self._last, self.record.changes)
             if self.queued is not queued:
                 raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")
         self._wait_for_outside(queued)
@@ -386,9 +386,9 @@ def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
     """Register a hook that runs before all others before ``step()``; return its handle."""
     ref = weakref.ref(overlap)
 
-    def wait(*_: Any) -> None:
+    def wait(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         if (alive := ref()) is not None:
-            alive.before_step()
+            alive.before_step(closure=len(given) > 1 or bool(named))
 
     handle: Any = optimizer.register_step_pre_hook(wait)
     optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]

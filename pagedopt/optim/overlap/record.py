@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ...system import internals
 from ...system.compare_tensors import identities
 from ...system.interrupts import Uninterrupted
-from ..step.pending import cannot_be_told, memory_of
+from ..step.pending import LOOKS, cannot_be_told, memory_of
 from .hooks import is_compiled
 from .models import modules_of
 
@@ -133,8 +133,7 @@ class Turns:
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self._asked: tuple[int, bytes] | None = None
-        self._found: list[int] = []
+        self._known: tuple[tuple[int, bytes] | None, list[int]] = None, []  # what was asked, and found
 
     def turns(self, modules: Sequence[torch.nn.Module], params: Sequence[torch.Tensor]) -> list[int]:
         """Return the turn of each parameter: OUTSIDE if no module holds it, UNRECORDED if its first use was not seen.
@@ -143,14 +142,15 @@ class Turns:
             modules: all that the models have now.
             params: those of the optimizer.
         """
-        slots = chain.from_iterable(
-            (*held.keys(), *held.values()) for module in modules if (held := module._parameters)
-        )
-        asked = self._record.changes, identities((*modules, *slots, *params))
-        if asked != self._asked:
+        held = [(module, of) for module in modules if (of := module._parameters)]
+        slots = chain.from_iterable((module, *of.keys(), *of.values()) for module, of in held)
+        asked = self._record.changes, identities((*slots, *params))
+        before, found = self._known
+        if asked != before:
             uses = self._record.first_uses(modules)
-            self._asked, self._found = asked, [uses.get(id(p), OUTSIDE) for p in params]
-        return self._found
+            found = [uses.get(id(p), OUTSIDE) for p in params]
+            self._known = asked, found
+        return found
 
 
 class Recorder(TorchFunctionMode):
@@ -211,7 +211,7 @@ def _pass_on(func: Any, args: Any, kwargs: Any) -> Any:
 
 #: Code that looks at tensors for recorders.  Each optimizer has a recorder; if they recorded each other's looks, every
 #: further one would double the calls.
-_LOOKS = frozenset(look.__code__ for look in (memory_of, cannot_be_told, _pass_on))
+_LOOKS = frozenset(look.__code__ for look in (*LOOKS, _pass_on))
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

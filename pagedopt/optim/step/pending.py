@@ -36,6 +36,15 @@ def cannot_be_told(tensor: torch.Tensor) -> bool:
     return not is_lazy(tensor) and tensor.numel() > 0
 
 
+def addresses_in(module: torch.nn.Module) -> list[int] | None:
+    """Return the addresses of a module's own parameters; None if one has no memory that can be told."""
+    params = [p for p in module._parameters.values() if p is not None]
+    try:
+        return [*map(_address, params)]
+    except (RuntimeError, NotImplementedError, ValueError):  # fake, functional, sparse, not initialized
+        return None
+
+
 class LastLaunches:
     """Which launch is the last one for each parameter that a step updates.
 
@@ -163,6 +172,13 @@ class Pending:
         at = self.between(first, stop)
         for kept in (self._params, self._grads, self._memory, self._grad_memory):
             kept[at] = [None] * (at.stop - at.start)
+
+
+#: Functions that look at tensors and read no values.
+LOOKS = (
+    memory_of, cannot_be_told, addresses_in, LastLaunches.of, Pending.__init__, Pending._are_as_they_were,
+    Pending._done_to,
+)  # fmt: skip
 
 
 def _params(updates: Iterable[Update]) -> tuple[torch.Tensor | None, ...]:

@@ -31,6 +31,8 @@ def why_not(step: PreparedStep) -> str:
         return "a hyperparameter is a tensor that the device reads"
     if not all(update.lists.as_they_are for update in updates):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
+    if any(torch.is_inference(t) for update in updates for t in update.seen if t is not None):
+        return "parameters or gradients are tensors of torch.inference_mode, which count no writes"
     if len({update.sweep.device for update in updates}) > 1:
         return "parameters are on several devices"
     if any(arena.lock is not None for arena in step.ready.arenas):
