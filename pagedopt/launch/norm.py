@@ -95,19 +95,20 @@ class _List(NamedTuple):
         """Return it; None: the tensors are not alike, or a kernel cannot read them as they are."""
         if not tensors or not {*map(type, tensors)} <= _CLASSES:
             return None
-        dtypes, devices = {*map(_dtype, tensors)}, {*map(_device, tensors)}
-        if len(dtypes) > 1 or len(devices) > 1 or {*map(_layout, tensors)} != {torch.strided}:
+        dtype, device = tensors[0].dtype, tensors[0].device
+        if {*map(_dtype, tensors)} != {dtype} or not known(dtype):
             return None
-        (dtype,), (device,) = dtypes, devices
-        if not known(dtype) or device.type not in ("cpu", "cuda"):
-            return None
-        if torch.is_grad_enabled() and any(map(_requires_grad, tensors)):
-            return None
-        if not all(map(_is_contiguous, tensors)) and not all(map(is_dense, tensors)):
+        alike = {*map(_device, tensors)} == {device} if device.type == "cuda" else all(map(_is_cpu, tensors))
+        if not alike or (torch.is_grad_enabled() and any(map(_requires_grad, tensors))):
             return None
         try:
+            if not all(map(_is_contiguous, tensors)) and not all(map(is_dense, tensors)):
+                return None
             addresses = np.array([*map(_data_ptr, tensors)], np.uint64)
-        except RuntimeError:  # as those of functorch, it has no memory
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ):  # sparse, of another layout, or as those of functorch without memory
             return None
         if (addresses < LOWEST).any() and not all(map(has_memory, tensors)):
             return None
@@ -158,5 +159,5 @@ def _cpu(listed: _List, order: int, out_dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.sqrt(result) if order == 2 else result).to(out_dtype)
 
 
-_dtype, _device, _layout, _requires_grad = map(attrgetter, ("dtype", "device", "layout", "requires_grad"))
+_dtype, _device, _is_cpu, _requires_grad = map(attrgetter, ("dtype", "device", "is_cpu", "requires_grad"))
 _is_contiguous, _numel, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.numel, torch.Tensor.data_ptr
