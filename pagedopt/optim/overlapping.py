@@ -27,7 +27,8 @@ class OverlappingOptimizer(CapturingOptimizer):
 
         ``step()`` then queues the update and returns.  Each module of the model waits, before it runs, for those of its
         parameters that are still to be updated, and the end of the model's forward waits for the rest.  The first
-        forward with gradients is recorded, for modules that read parameters of others.
+        forward with gradients is recorded, for modules that read parameters of others.  It needs state that is away
+        (``device_budget`` below the whole), and saves time on a GPU only: on a CPU nothing runs at the same time.
 
         Pages pass in the order in which the forward first uses their parameters.  ``device_budget`` keeps the state of
         the optimizer's first parameters on the device, mostly those of the first modules: with ``"64MiB"`` these have

@@ -49,7 +49,8 @@ class ClippingOptimizer(torch.optim.Optimizer):
 
         Where a ``GradScaler`` scales, it is that of the gradients divided by the scale.  It is a new tensor each time,
         float64 of no dimensions on the device of the first parameter, and nothing waits for it.  After a replay of a
-        CUDA graph with such a step it is the replay's.
+        CUDA graph with such a step it is the replay's.  It is infinite or NaN where a gradient was; it stays as it was
+        once ``max_grad_norm`` is None.
 
         Example:
             >>> optimizer = pagedopt.PagedAdamW(model.parameters(), max_grad_norm=1.0)
