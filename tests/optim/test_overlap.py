@@ -72,7 +72,7 @@ wait_for_all = QueuedStep.wait_for_all
 
 #: What is taken out, and the loop that shows it.
 FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
-    "modules": (Overlap, "_wait_for", _nothing, "plain"),
+    "modules": (Overlap, "_wait_for", lambda *_: (0, None), "plain"),
     "own parameters": (Overlap, "_read_by", lambda self, module: self.record.read_by(module), "plain"),
     "the record, in out_proj": (Record, "read_by", lambda *_: (), "attention"),
     "the record, in F.linear": (Record, "read_by", lambda *_: (), "functional"),

@@ -122,7 +122,7 @@ def test_a_scripted_module_that_joins_makes_steps_plain() -> None:
 
 def test_hooks_that_cannot_be_set_leave_none() -> None:
     class Odd(nn.Module):
-        def register_load_state_dict_pre_hook(self, hook: Any) -> Any:
+        def register_state_dict_pre_hook(self, hook: Any) -> Any:
             raise OSError("no room for hooks")
 
     loop = Loop(lambda width: [nn.Sequential(Odd(), *linears(width, 3), Odd())])
