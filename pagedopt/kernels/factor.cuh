@@ -3,8 +3,8 @@
 
 struct Factor {
     double coefficient;  // of clipping; 1: gradients are not clipped
-    double norm;         // of all gradients, divided by the scale
     double max_norm;     // to which gradients are clipped
+    double norm;         // of all gradients, divided by the scale
     float scale;         // of the loss; gradients are divided by it
     float found_inf;     // not 0: a gradient is infinite or NaN, and the step changes nothing
 };

@@ -17,11 +17,11 @@ from .table_copy import StagedCopies
 
 #: ``Factor`` of ``factor.cuh``.
 FACTOR = np.dtype(
-    [("coefficient", np.float64), ("norm", np.float64), ("max_norm", np.float64), ("scale", np.float32),
+    [("coefficient", np.float64), ("max_norm", np.float64), ("norm", np.float64), ("scale", np.float32),
      ("found_inf", np.float32)]
 )  # fmt: skip
 #: Where its parts lie: what clipping needs, and what a scaler gives.
-_NORM, _CLIPPING, _SCALING = FACTOR.fields["norm"][1], 24, FACTOR.fields["scale"][1]  # type: ignore[index]
+_NORM, _CLIPPING, _SCALING = FACTOR.fields["norm"][1], 16, FACTOR.fields["scale"][1]  # type: ignore[index]
 #: A loss that nobody has scaled: its scale is 1, and no gradient was found to be infinite.
 UNSCALED = (1.0, 0.0)
 
@@ -56,7 +56,7 @@ class Factor:
     def clip_to(self, max_norm: float | None) -> None:
         """Set the norm to which gradients are clipped from now on; None: the coefficient is 1."""
         if max_norm != self._max_norm:
-            self._words[0] = (*_first(max_norm)[:3], *self._words[0].tolist()[3:])
+            self._words["coefficient"], self._words["max_norm"] = _first(max_norm)[:2]  # the last norm stays
             self._publish()
             self._max_norm = max_norm  # last: what fails before is done again
 
@@ -138,4 +138,4 @@ def factor_on(device: torch.device, max_norm: float | None) -> Factor:
 
 def _first(max_norm: float | None) -> tuple[float, ...]:
     """Return the words before the first step: nothing is clipped yet."""
-    return (1.0, math.nan, math.inf if max_norm is None else max_norm, *UNSCALED)
+    return (1.0, math.inf if max_norm is None else max_norm, math.nan, *UNSCALED)

@@ -192,6 +192,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
         ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
+        if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
+            known = None  # multiplies_gradients, written out, was another when the last step began
         if known is not None and known.residents == ready.residents:
             found = known.objects.compare(self)
         if known is None or found is None or known.sharded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 from collections.abc import Collection
@@ -246,3 +247,18 @@ def test_under_the_forward_it_has_the_same_bits(scaled: bool) -> None:
     (plain, _), (hidden, optimizer) = run(False), run(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, hidden, strict=True))
     assert optimizer.overlap_report().hidden > 10
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+    """The first one that is taken is not damped, whatever the optimizer has prepared anew between them."""
+    p = torch.nn.Parameter(torch.zeros(3))
+    optimizer = PagedSGD([p], lr=1.0, momentum=0.9, dampening=0.5, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale((p * math.inf).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    optimizer.max_grad_norm = 1e9
+    p.grad = torch.ones(3)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), torch.full((3,), -1.0))

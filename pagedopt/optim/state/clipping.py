@@ -44,6 +44,11 @@ class ClippingOptimizer(torch.optim.Optimizer):
         self._max_grad_norm = checked
 
     @property
+    def multiplies_gradients(self) -> bool:
+        """Whether steps multiply gradients, to clip them or to undo a scale; other kernels do that."""
+        return self._max_grad_norm is not None or self.scaled
+
+    @property
     def grad_norm(self) -> torch.Tensor | None:
         """The norm of all gradients in the last step with ``max_grad_norm``, before clipping; None: there was none.
 

@@ -64,7 +64,7 @@ class CapturedStep:
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
         """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
-        if (self._factor is None) is not (optimizer.max_grad_norm is None and not optimizer.scaled):
+        if (self._factor is None) is optimizer.multiplies_gradients:
             return ["gradients are clipped or scaled now, and were not, or the other way around"]
         found, as_captured = [], self._objects.compare(optimizer) is not None
         if not as_captured and (_groups(optimizer) != self._groups or not self._objects.same_rules(optimizer)):

@@ -79,7 +79,7 @@ def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | Non
         owned: whether a graph will own it.
     """
     note_scaling(optimizer)
-    if optimizer.max_grad_norm is None and not optimizer.scaled:
+    if not optimizer.multiplies_gradients:
         return None
     return StepFactor(optimizer, {} if owned else optimizer.factors, owned)
 

@@ -100,7 +100,7 @@ class PreparedStep(NamedTuple):
                     updates = self.updates
                     if self.factor is not None:  # first: a step under the forward forks from the current stream then
                         updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
-                    if self.fresh:
+                    if self.fresh and updates:  # a first step that is left out leaves no state, as torch's default
                         put_state(self.optimizer, self.fresh)
                     if launch is not None and updates:
                         launch(self if updates is self.updates else self._replace(updates=updates))

@@ -24,7 +24,7 @@ class Mesh(NamedTuple):
     def counts(self, p: torch.Tensor) -> bool:
         """Return whether this process's part of a DTensor counts: of replicas only the first does."""
         whole: Any = p
-        replicated = [dim for dim in self.dims if not whole.placements[dim].is_shard()]
+        replicated = [dim for dim in self.dims if whole.placements[dim].is_replicate()]
         coordinate = self.mesh.get_coordinate()
         return coordinate is not None and all(coordinate[dim] == 0 for dim in replicated)
 
@@ -41,7 +41,8 @@ def meshes_of(params: Iterable[torch.Tensor]) -> dict[Any, Mesh]:
     dims: dict[Any, set[int]] = {}
     for p in params:
         if is_sharded(p):
-            sharded = (dim for dim, placement in enumerate(p.placements) if placement.is_shard())
+            # Not is_shard(): torch's _StridedShard, of FSDP2 over tensor parallel, answers False.
+            sharded = (dim for dim, placement in enumerate(p.placements) if not placement.is_replicate())
             dims.setdefault(p.device_mesh, set()).update(sharded)
     return {mesh: Mesh(mesh, tuple(sorted(found))) for mesh, found in dims.items()}
 

@@ -201,6 +201,8 @@ class QuickStep:
         """Whether settings are what they were when the record was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
+        if optimizer.multiplies_gradients:
+            return False
         if _settings(optimizer) != self._settings:
             return False
         return not self._on_cpu or torch.get_num_threads() == self._threads
