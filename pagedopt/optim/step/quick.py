@@ -201,7 +201,7 @@ class QuickStep:
         """Whether settings are what they were when the record was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
-        if optimizer.multiplies_gradients:
+        if optimizer._max_grad_norm is not None or optimizer.scaled:  # multiplies_gradients, written out
             return False
         if _settings(optimizer) != self._settings:
             return False
