@@ -90,6 +90,10 @@ class Logged(nn.Module):
         return x + self.pad[: x.shape[-1]]
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    reason="torch 2.6 ends the process where more than eight equal blocks are compiled, before this change, too",
+)
 def test_blocks_are_compiled_once_their_stops_are_known() -> None:
     """A call of a compiled block is as deep in the stack as one that was not, if its caller's is two deeper."""
 
