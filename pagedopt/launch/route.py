@@ -20,6 +20,7 @@ from ..placements.ready_arenas import find
 from ..placements.store import Store
 from ..system import internals
 from ..system.cuda import graphs
+from ..system.cuda.driver import CudaError
 from ..system.cuda.nodes import Nodes
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
@@ -126,7 +127,11 @@ class Route:
         """
         if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             self._capture(sweep, arenas, kernel)
-        elif self.device.type != "cuda" or self.launch_graph(sweep, arenas, kernel) is None:
+        elif (
+            self.device.type != "cuda"
+            or (graph := self.graph(sweep, arenas, kernel)) is None
+            or not self.launch_graph(sweep, graph)
+        ):
             sweep.launch(None, actions, self.mover(arenas), ready=kernel)
 
     def can_be_nodes(self, arenas: Sequence[Arena]) -> bool:
@@ -134,10 +139,8 @@ class Route:
         visited = {move.arena for move, _ in self.moves}
         return self.device.type == "cuda" and all(type(arenas[i]).mover is Arena.mover for i in visited)
 
-    def launch_graph(
-        self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any, fenced: bool = False
-    ) -> StagedGraph | None:
-        """Launch the plan that moves all pages as a graph, and return it; or launch nothing, and return None.
+    def graph(self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any, fenced: bool = False) -> StagedGraph | None:
+        """Return a graph of the plan that moves all pages, to be launched; None: the step goes call by call.
 
         Args:
             sweep, arenas, kernel: see :meth:`launch`.
@@ -151,9 +154,26 @@ class Route:
         def plan() -> tuple[tuple[Action, ...], frozenset[int]]:
             launches = enumerate(self.params_by_launch(whole=True)) if fenced else ()
             last = {i: number for number, params in launches for i in params}
-            return self._whole_plan(sweep.table.host), frozenset(last.values())
+            return self.whole_plan(sweep.table.host), frozenset(last.values())
 
-        return self.graphs.launch(sweep, kernel, arenas, self.store.ring(self.device), plan, fenced)
+        return self.graphs.graph(sweep, kernel, arenas, self.store.ring(self.device), plan, fenced)
+
+    def launch_graph(self, sweep: Sweep, graph: StagedGraph) -> bool:
+        """Launch what :meth:`graph` has returned; or launch nothing, as the driver refuses, and return False.
+
+        Raises:
+            CudaError: the driver reports an error behind the launch.
+        """
+        sweep.begun = False
+        try:
+            graph.launch(self.store.ring(self.device))
+        except (CudaError, torch.OutOfMemoryError) as error:
+            if sweep.begun:
+                raise
+            assert self.graphs is not None, "the graph is one of them"
+            self.graphs.refused(error)
+            return False
+        return True
 
     def _may_be_a_graph(self, sweep: Sweep, arenas: Sequence[Arena]) -> bool:
         """Return whether a graph can be made, and would move nearly what the last plan moves."""
@@ -162,7 +182,7 @@ class Route:
         shared = any(arenas[i].lock is not None for i in {move.arena for move, _ in self.moves})
         return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
 
-    def _whole_plan(self, table: HostTable) -> tuple[Action, ...]:
+    def whole_plan(self, table: HostTable) -> tuple[Action, ...]:
         """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""
         at_hand, visits, _ = self._visits(table, ())
         return _actions(at_hand, visits)
@@ -177,7 +197,7 @@ class Route:
         mover = NodeMover(nodes, self.store.slots(self.device), arenas, behind)
         with sweep.transport.lend(table, stream):  # which fills the table in
             sweep.begun = True
-            add_staged(nodes, mover, self._whole_plan(table), kernel, table, sweep.transport)
+            add_staged(nodes, mover, self.whole_plan(table), kernel, table, sweep.transport)
             graphs.go_on_behind(stream, mover.last)
 
 

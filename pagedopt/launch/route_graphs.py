@@ -36,7 +36,7 @@ class RouteGraphs:
         self._equal, self._known = 0, known
         known.lost()  # those of routes before this one
 
-    def launch(
+    def graph(
         self,
         sweep: Sweep,
         kernel: Any,
@@ -45,7 +45,7 @@ class RouteGraphs:
         plan: Callable[[], Plan],
         fenced: bool,
     ) -> StagedGraph | None:
-        """Launch a graph, and return it; or launch nothing, and return None.
+        """Return a graph that is to be launched, or None: the step goes call by call.
 
         Args:
             sweep, kernel, arenas, ring: see :class:`StagedGraph`.
@@ -56,21 +56,22 @@ class RouteGraphs:
         if graph is not None and not graph.fits(kernel, ring):
             self._graphs, self._equal, graph = {}, 0, None
             self._known.lost()
-        try:
-            if graph is None:
-                self._equal += 1
-                if not self._known.wanted or self._equal <= self._known.patience.wait:
-                    return None
-                actions, done = plan()
+        if graph is None:
+            self._equal += 1
+            if not self._known.wanted or self._equal <= self._known.patience.wait:
+                return None
+            actions, done = plan()
+            try:
                 graph = StagedGraph(sweep, actions, arenas, ring, kernel, done)
-                self._graphs[fenced] = graph
-                self._known.alive.add(graph)
-            graph.launch(ring)
-        except (CudaError, torch.OutOfMemoryError) as error:
-            if sweep.begun:  # it was launched
-                raise
-            log.warning("a step whose state passes through slots goes call by call, not as a graph: %s", str(error))
-            self._graphs, self._equal = {}, -RETRY
-            return None
+            except (CudaError, torch.OutOfMemoryError) as error:
+                self.refused(error)
+                return None
+            self._graphs[fenced] = graph
+            self._known.alive.add(graph)
         self._known.patience.served += 1
         return graph
+
+    def refused(self, error: BaseException) -> None:
+        """Note that the driver has refused a graph: the next steps go call by call."""
+        log.warning("a step whose state passes through slots goes call by call, not as a graph: %s", str(error))
+        self._graphs, self._equal = {}, -RETRY

@@ -57,11 +57,11 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """Queued updates begin late."""
     launch_on = QueuedStep._launch_on
 
-    def spin(self: QueuedStep, side: torch.cuda.Stream, launches: Iterator[None]) -> None:
+    def spin(self: QueuedStep, side: torch.cuda.Stream, *launches: Any) -> None:
         side.wait_stream(torch.cuda.current_stream(side.device))
         with torch.cuda.stream(side):
             torch.cuda._sleep(request.param)
-        launch_on(self, side, launches)
+        launch_on(self, side, *launches)
 
     if request.param:
         monkeypatch.setattr(QueuedStep, "_launch_on", spin)

@@ -191,8 +191,9 @@ def test_a_reader_waits_for_its_page_alone(monkeypatch: pytest.MonkeyPatch, orde
         if run.card is not None:
             optimizer.attach(model)
         for _ in range(5):
-            model(run.numbers(4, 40)).square().mean().backward()
-            calls = step(run, [*model.parameters()], optimizer)
+            with counted(run) as calls:
+                model(run.numbers(4, 40)).square().mean().backward()
+            step(run, [*model.parameters()], optimizer)
         if run.card is not None:
             assert (calls["cuGraphLaunch"], calls["cuGraphInstantiate"]) == (1, 0)
             left = [watch.seen[-1] for watch in watches]

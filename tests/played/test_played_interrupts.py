@@ -224,8 +224,23 @@ def test_an_interrupt_at_a_fence(monkeypatch: pytest.MonkeyPatch, act: Callable[
                 p.mul_(1)
         training.go_on()
 
-    lines = QueuedStep._hold, QueuedStep._let_go, QueuedStep.finish, QueuedStep._drop, Overlap._finish, Overlap._end_of
+    lines = (QueuedStep.start, QueuedStep._launch_on, QueuedStep._hold, QueuedStep._let_go, QueuedStep.finish)
+    lines += QueuedStep._drop, Overlap._finish, Overlap._end_of
     play_rounds(monkeypatch, *interrupts(begin, *lines), behind)
+
+
+@pytest.mark.parametrize("act", [lambda t: t.optimizer.wait(), evaluate], ids=["wait", "forward"])
+def test_a_second_interrupt_where_a_graph_is_launched(
+    monkeypatch: pytest.MonkeyPatch, act: Callable[[Training], object]
+) -> None:
+    """The first is deferred; behind the second the step has been taken, or the optimizer is damaged."""
+
+    def begin(training: Training) -> Callable[[], Any]:
+        training.step()
+        return lambda: act(training)
+
+    lines = QueuedStep._launch_on, StagedGraph.launch
+    play_rounds(monkeypatch, *interrupts(begin, *lines, before=[1]), go_on)
 
 
 def test_misuse_before_a_capture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

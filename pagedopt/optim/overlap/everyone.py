@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
 from ...system.interrupts import Uninterrupted
 from ..step.launches import PreparedStep
 from ..step.pending import memory_of
@@ -25,6 +27,14 @@ def wait_for_others(step: PreparedStep, own: object | None) -> None:
             tensors = (t for update in step.updates for t in update.seen if t is not None)
             if queued.updates_any(memory for t in tensors if (memory := memory_of(t)) is not None):
                 other.wait()
+
+
+def start_all() -> None:
+    """Launch what queued steps have left for the next forward: it has begun, be it that of another model."""
+    for overlap in list(with_queued):
+        queued = overlap.queued
+        if queued is not None and not queued.on_host and not torch.cuda.is_current_stream_capturing():
+            queued.start()
 
 
 def _before_fork() -> None:

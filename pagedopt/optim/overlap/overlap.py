@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -164,6 +164,7 @@ class Overlap:
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
+        everyone.start_all()
         known = self.record.knows(module) and module not in self._missed
         waits = (queued := self.queued) is not None and not queued.all_passed
         if waits or not known or not internals.in_backward():  # what is computed again there was called before
@@ -204,9 +205,8 @@ class Overlap:
                 for module in found:
                     self.models.hook(module)
 
-    def _read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
-        yield from module._parameters.values()
-        yield from self.record.read_by(module)
+    def _read_by(self, module: torch.nn.Module) -> list[torch.Tensor | None]:
+        return [*module._parameters.values(), *self.record.read_by(module)]
 
     def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> tuple[int, LastLaunches | None]:
         """Wait for the updates of parameters; return how many launches must have begun, and of which launches."""

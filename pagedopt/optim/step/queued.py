@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Sequence
 import torch
 
 from ...launch.device_step import DeviceStep
+from ...launch.staged_graph import StagedGraph
 from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
@@ -50,7 +51,10 @@ class QueuedStep:
     """A step that is already counted, whose launches are pending.
 
     On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
-    all launches are in a stream of their own, and who waits is the current stream.
+    all launches are in a stream of their own, and who waits is the current stream.  What is a CUDA graph is launched
+    when the next forward begins, or somebody waits.  The driver serves copies to the device in the order in which it
+    was asked, those of several streams, too.  So a batch that is copied behind ``step()`` would come behind all pages
+    of a graph that is launched there, and the forward with it.
 
     The caller calls :meth:`launch`, counts the step, and calls :meth:`counted`.  Only then is there something to wait
     for.  After an error or an interrupt :meth:`finish` may be called again: it waits for what is left.
@@ -86,19 +90,53 @@ class QueuedStep:
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas) if side is None else None
-        self._step: PreparedStep | None = step
+        self._arenas = step.ready.arenas
+        self._later: tuple[Sequence[Update], Sequence[StagedGraph | None]] | None = None  # is still to be launched
         if side is not None:
             self._owner = torch.cuda.current_stream(side.device)
 
     def launch(self) -> None:
-        """On a GPU, queue all launches; after an error, let the current stream wait for those that were queued."""
-        step, self._step = self._step, None
-        if self._side is not None and step is not None:
-            try:
-                self._launch_on(self._side, step)
-            except BaseException:
-                self.finish()
-                raise
+        """On a GPU, get all launches ready, and queue them if they are not to be graphs.
+
+        After an error the current stream waits for those that were queued.
+        """
+        if (side := self._side) is None:
+            return
+        updates = self._updates
+        try:
+            side.wait_stream(self._owner)
+            graphs = [update.graph(self._arenas) for update in updates]
+            rows = [u.rows_by_launch(whole=graph is not None) for u, graph in zip(updates, graphs, strict=True)]
+            self.last = LastLaunches.of(updates, rows, self.last)
+            if all(graph is not None or update.route is None for update, graph in zip(updates, graphs, strict=True)):
+                self._later = updates, graphs
+            else:
+                self._launch_on(side, updates, graphs)
+        except BaseException:
+            self.finish()
+            raise
+
+    def start(self) -> None:
+        """On a GPU, launch what :meth:`launch` has left for later, behind the work of the current stream so far."""
+        if self._later is None:
+            return
+        optimizer = self._optimizer()
+        with self.lock, Uninterrupted(gives_way=True):
+            later = self._later
+            if later is None or self._side is None or not self.total:  # another thread; a step that was not counted
+                return
+            with contextlib.nullcontext() if optimizer is None else whole(optimizer, "a queued step", lambda: True):
+                try:
+                    if not torch.cuda.is_current_stream_capturing():
+                        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+                    self._later = None  # now: behind an interrupt that comes before, the next fence launches it
+                    self._launch_on(self._side, *later)
+                except BaseException:
+                    for update in later[0]:
+                        update.sweep.begun = True  # the step is counted, and state is damaged
+                    self.total, self._later = 0, None  # there is no event behind each launch
+                    self.finish()
+                    raise
 
     def counted(self) -> None:
         """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
@@ -107,18 +145,19 @@ class QueuedStep:
         self._counters = [(each, each._version) for each in self._versions.counters]
         self._updates, self._pending, self.total = (), pending, pending.total  # all at once, or nothing
 
-    def _launch_on(self, side: torch.cuda.Stream, step: PreparedStep) -> None:
-        """Queue all launches on a stream, behind the work of the current stream, each with an event."""
-        arenas, events, rows = step.ready.arenas, list[Event](), []
-        side.wait_stream(self._owner)
+    def _launch_on(
+        self, side: torch.cuda.Stream, updates: Sequence[Update], graphs: Sequence[StagedGraph | None]
+    ) -> None:
+        """Queue all launches on a stream, each with an event behind it."""
+        events = list[Event]()
         with torch.cuda.stream(side):
-            for update in step.updates:
-                fences = update.launch_graph(arenas)
-                rows.append(update.rows_by_launch(whole=fences is not None))
-                if fences is None:
-                    fences = self._call_by_call(side, update.passes(arenas), len(events))
-                events += fences
-        self._events, self.last = events, LastLaunches.of(step.updates, rows, self.last)
+            for update, graph in zip(updates, graphs, strict=True):
+                if graph is not None and update.launch_graph(graph):
+                    events += graph.fences
+                else:
+                    launches = update.passes(self._arenas, whole=graph is not None)
+                    events += self._call_by_call(side, launches, len(events))
+        self._events = events
 
     def _call_by_call(self, side: torch.cuda.Stream, launches: Generator[None], first: int) -> list[Event]:
         """Queue launches one by one, the first one being number ``first``; return the event behind each."""
@@ -206,6 +245,7 @@ class QueuedStep:
             self.finish()
             return
         with self.lock, relaxed_capture():  # else CUDA allows no wait while any stream is captured
+            self.start()
             self._look(self.total)
             self._side.synchronize()
             self.begun = self.total
@@ -216,6 +256,8 @@ class QueuedStep:
         with self.lock:
             before = self.begun
             if self._side is not None:
+                if stop > 0:
+                    self.start()
                 self._hold(self._side, stop)
             elif self._launches is not None and stop > before:
                 self._carry_out(stop)
@@ -280,7 +322,7 @@ class QueuedStep:
 
     def _drop(self) -> None:
         """Give back all that is kept alive."""
-        self._launches = None
+        self._launches = self._later = None
         self._updates, self._state = (), []
         self._let_go(0, self.total)
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ...launch.route import Route
+from ...launch.staged_graph import StagedGraph
 from ...launch.sweep import Sweep
 from ...paging.visits import Action
 from ...placements.arena import Arena
-from ...system.cuda.driver import Event
 from ...tables.columns import Tensors
 from ..state.scalar_state import NumberTensors
 from .host_numbers import Count
@@ -63,22 +63,30 @@ class Update(NamedTuple):
                 pass
         self.write_numbers()
 
-    def passes(self, arenas: Sequence[Arena]) -> Generator[None]:
-        """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted."""
+    def passes(self, arenas: Sequence[Arena], whole: bool = False) -> Generator[None]:
+        """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted.
+
+        Args:
+            arenas: see :meth:`launch`.
+            whole: launch as a graph does, which moves all pages.
+        """
         if not self.lists.direct:
             self.lists.fill(self.tensors)
         mover = None if self.route is None else self.route.mover(arenas)
+        plan = self.route.whole_plan(self.sweep.table.host) if whole and self.route is not None else self.plan
         self.sweep.begun = False
-        yield from self.sweep.passes(self.plan, mover, self.ready)
+        yield from self.sweep.passes(plan, mover, self.ready)
         if not self.lists.direct:
             self.lists.bring_back(self.tensors)
 
-    def launch_graph(self, arenas: Sequence[Arena]) -> list[Event] | None:
-        """Launch as a graph, and return the event behind each launch; or launch nothing, and return None."""
-        if self.route is None:
-            return None
-        graph = self.route.launch_graph(self.sweep, arenas, self.ready, fenced=True)
-        return None if graph is None else graph.fences
+    def graph(self, arenas: Sequence[Arena]) -> StagedGraph | None:
+        """Return a graph that carries it out, with an event behind each launch; None: it goes call by call."""
+        return None if self.route is None else self.route.graph(self.sweep, arenas, self.ready, fenced=True)
+
+    def launch_graph(self, graph: StagedGraph) -> bool:
+        """Launch it; or launch nothing, as the driver refuses, and return False."""
+        assert self.route is not None, "it has a graph"
+        return self.route.launch_graph(self.sweep, graph)
 
     def rows_by_launch(self, whole: bool = False) -> Sequence[Sequence[int]]:
         """Return, for each launch, the indices of the parameters that it updates; some may have no gradient.

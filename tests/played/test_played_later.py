@@ -1,0 +1,188 @@
+"""A queued step that is a graph is launched when the next forward begins, or somebody waits, on a played card.
+
+The driver serves copies to the device in the order in which it was asked: what a user asks for between ``step()`` and
+the forward, as a batch, must not come behind all pages.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from played_driver import Result
+from played_runs import Ends, Order, Run, ends_of, play, some_orders
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
+WIDTH = 40
+Act = Callable[[Run, nn.Module, Any], None]
+
+
+def attached(run: Run, options: dict[str, Any] | None = None) -> tuple[nn.Module, Any]:
+    layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    model = nn.Sequential(*layers).to(run.device)
+    optimizer = run.adamw(model.parameters(), device_budget=0, **(options or {}))
+    if run.card is not None:
+        optimizer.attach(model)
+    return model, optimizer
+
+
+def train(run: Run, model: nn.Module, optimizer: Any, count: int = 1) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(run.numbers(4, WIDTH)).square().mean().backward()
+        optimizer.step()
+
+
+def launched(run: Run) -> int:
+    """How many graphs have been launched; none on a CPU."""
+    return 0 if run.card is None else run.card.driver.calls.count("cuGraphLaunch")
+
+
+def forward(run: Run, model: nn.Module, optimizer: Any) -> None:
+    with torch.no_grad():
+        model(run.numbers(4, WIDTH))
+
+
+def another_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """That of a model that is attached to another optimizer."""
+    other, its = attached(run)
+    other(run.numbers(4, WIDTH))
+    del its
+
+
+def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
+    if run.card is not None:
+        optimizer.wait()
+
+
+def checkpoint(run: Run, model: nn.Module, optimizer: Any) -> None:
+    optimizer.state_dict()
+
+
+def captured_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """The host waits for the step, as the stream cannot."""
+    batch = run.numbers(4, WIDTH)
+    if run.card is not None:
+        with torch.no_grad(), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            model(batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"state_format": "int8"}, {"max_grad_norm": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "act", [forward, another_forward, wait, checkpoint, captured_forward], ids=lambda act: act.__name__
+)
+@some_orders
+def test_what_launches_it(monkeypatch: pytest.MonkeyPatch, act: Act, options: dict[str, Any], order: Order) -> None:
+    """``step()`` launches nothing; then the bits are those of a CPU."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run, options)
+        train(run, model, optimizer, 4)
+        first = launched(run)
+        optimizer.zero_grad()
+        wait(run, model, optimizer)
+        assert launched(run) > first or run.card is None
+        train(run, model, optimizer)
+        first = launched(run)
+        act(run, model, optimizer)
+        assert launched(run) > first or run.card is None
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, order)
+
+
+def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between both a batch is copied."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        wait(run, model, optimizer)
+        optimizer.zero_grad()
+        model(run.numbers(4, WIDTH)).square().mean().backward()
+        first = launched(run)
+        optimizer.step()
+        batch = torch.ones(4, WIDTH).to(run.device)
+        assert launched(run) == first
+        counts = []
+        model[0].register_forward_hook(lambda *_: counts.append(launched(run)))
+        model(batch)
+        assert counts == [first + (run.card is not None)]
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, {})
+
+
+def test_the_end_of_an_optimizer_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        first = launched(run)
+        del optimizer
+        gc.collect()
+        assert launched(run) > first or run.card is None
+        return [p.detach().cpu() for p in model.parameters()]
+
+    play(monkeypatch, played, {})
+
+
+def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the forward begins: no bit changes, and nothing is damaged."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        if run.card is not None:
+            card = run.card.driver
+            card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuGraphLaunch" else None
+            first = len(card.calls)
+        forward(run, model, optimizer)
+        if run.card is not None:
+            assert "cuMemcpy3DAsync" in card.calls[first:], "it went call by call"
+            card.before = lambda name: None
+            assert not optimizer.damaged
+        train(run, model, optimizer, 3)
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, {})
+
+
+@pytest.mark.parametrize("after", ["cuGraphLaunch", ""], ids=["behind the launch", "before it, and call by call"])
+def test_an_error_then_damages(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """The step is counted: the forward raises, and the next step says what to do."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        if run.card is not None:
+            seen: list[str] = []
+
+            def before(name: str) -> Any:
+                seen.append(name)
+                if after:
+                    return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and after in seen else None
+                return Result.CUDA_ERROR_UNKNOWN if name in ("cuGraphLaunch", "cuMemcpy3DAsync") else None
+
+            run.card.driver.before = before
+            with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+                forward(run, model, optimizer)
+            run.card.driver.before = lambda name: None
+            with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
+                train(run, model, optimizer)
+            run.card.order.wait()
+            run.card.faults.clear()
+        return []
+
+    play(monkeypatch, played, {})
