@@ -10,7 +10,7 @@ stands before the copy on its stream is done, and ends when its bytes have arriv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,17 +75,19 @@ def measure(run: Run) -> Iterator[Row]:
             for _ in range(3):
                 training.iterate()
             for stream, count in ((OWN, 12), (MODELS_STREAM, 40)):
-                modules = training.model.layers if stream == OWN else [training.model]
-                yield {"state": state, "way": way, "stream": stream, **copies(run, training, stream, modules, count)}
+                yield {"state": state, "way": way, "stream": stream, **copies(run, training, stream, count)}
             del training
 
 
-def copies(run: Run, training: Training, stream: str, modules: Iterable[torch.nn.Module], count: int) -> Row:
-    """Times of copies that begin before each call of the modules, in so many iterations."""
+def copies(run: Run, training: Training, stream: str, count: int) -> Row:
+    """Times of copies in so many iterations: on a stream of their own one before each layer, else one of a batch."""
     training.wait()
     loader = Loader(run.device, stream)
-    handles = [module.register_forward_pre_hook(loader.copy) for module in modules]
+    layers = training.model.layers if stream == OWN else ()
+    handles = [layer.register_forward_pre_hook(loader.copy) for layer in layers]
     for _ in range(run.size(count, 2)):
+        if stream == MODELS_STREAM:
+            loader.copy()
         training.iterate()
     training.wait()
     for handle in handles:
