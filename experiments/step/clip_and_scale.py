@@ -160,19 +160,31 @@ def measure(run: Run) -> Iterator[Row]:
     ways = [way for way in WAYS if (way.on_cpu or not on_cpu) and (run.options.compile or not way.slow)]
     if not run.options.compile:
         run.left_out.append("torch.compile: takes 15 s and more; add --compile")
-    asked = [(key, work, what) for key, work in works(run.quick or on_cpu).items() for what in BYTES]
+    asked = [
+        (key, dataclasses.replace(work, bytes_each=nbytes), what)
+        for key, work in works(run.quick or on_cpu).items()
+        for what, nbytes in BYTES.items()
+    ]
+    timed: list[Row] = []
     for key, work, what in run.each(asked):
-        work = dataclasses.replace(work, bytes_each=BYTES[what])
-        builds = {way.name: way.build for way in ways if way.what == what}
-        cases, errors = contenders.checked(run, work, builds, run.device)
-        done = {case.name: launched(run, case.run) for case in cases}
+        cases, errors = contenders.checked(run, work, builds(ways, what), run.device)
         if key == GPT2:
             cases.append(contenders.copy_of_bytes(work, run.device))
         about = {"key": key, "work": work.name, "what": what, "device": run.device.type, "numel": work.numel}
         for name, timing in run.measure(cases).items():
-            counts = done.get(name, {})
-            yield {**about, "case": name, "bytes": work.bytes_each * work.numel, "error": errors.get(name), **counts,
-                   **timing}  # fmt: skip
+            row = {**about, "case": name, "bytes": work.bytes_each * work.numel, "error": errors.get(name)}
+            timed.append({**row, **timing})
+    done: dict[tuple[str, str, str], Row] = {}
+    for key, work, what in asked:  # last: launches behind a trace are slower
+        for name, build in builds(ways, what).items():
+            with run.attempt(f"launches of {name}: {what}, {work.name}", (Exception,)):  # a compiler's may be any
+                done[key, what, name] = launched(run, build(work.parameters(run.device)).step)
+    yield from ({**row, **done.get((row["key"], row["what"], row["case"]), {})} for row in timed)
+
+
+def builds(ways: list[Way], what: str) -> dict[str, Build]:
+    """By name, what builds those that do it."""
+    return {way.name: way.build for way in ways if way.what == what}
 
 
 def launched(run: Run, step: Callable[[], object]) -> dict[str, int | None]:

@@ -4,7 +4,8 @@
     counts.kernels, counts.launches, counts.operators, counts.busy_us, counts.gaps
 
 The profiler hears of every launch in the process, CuPy's and Triton's too.  No time is taken from a profiled run but
-how long kernels took and how far they were apart: the host is slower while it is listened to.
+how long kernels took and how far they were apart: the host is slower while it is listened to.  And behind it: Kineto
+lets go of CUPTI at the end of the process (pytorch#144455).  So take times first, or trace in a process of its own.
 
 A trace that lacks an event must not become a number: every kernel is to have its launch and every launch its kernel,
 and two traces of the same call have to agree (:class:`Incomplete`).
