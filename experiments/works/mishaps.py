@@ -24,7 +24,7 @@ BAD = (HARMS, WRONG, CRASH, SILENT)
 VICTIM, COUNT = 1, 4
 #: Elements: what an allocator gives out again, and what it gives back to the system.
 SMALL, LARGE = 1 << 18, 1 << 24
-OTHERS, HOLD_US = 7.0, 300_000.0
+OTHERS, HOLD_US = 7.0, 600_000.0
 #: The C library hands out the same memory again: pages of the system's own for each tensor, whatever was freed before.
 SAME_AGAIN = {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
 
