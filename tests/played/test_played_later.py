@@ -21,8 +21,8 @@ WIDTH = 40
 Act = Callable[[Run, nn.Module, Any], None]
 
 
-def attached(run: Run, options: dict[str, Any] | None = None) -> tuple[nn.Module, Any]:
-    layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+def attached(run: Run, options: dict[str, Any] | None = None, count: int = 3) -> tuple[nn.Module, Any]:
+    layers = [each for _ in range(count) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
     model = nn.Sequential(*layers).to(run.device)
     optimizer = run.adamw(model.parameters(), device_budget=0, **(options or {}))
     if run.card is not None:
@@ -136,13 +136,20 @@ def test_the_end_of_an_optimizer_launches_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the forward begins: no bit changes, and nothing is damaged."""
+    """Where the forward begins, with a gradient that is absent: no bit changes, and nothing is damaged."""
 
     def played(run: Run) -> Ends:
         torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
+        model, optimizer = attached(run, count=16)
         train(run, model, optimizer, 4)
+        optimizer.zero_grad()
+        model(run.numbers(4, WIDTH)).square().mean().backward()
+        model[6].weight.grad = model[6].bias.grad = None
+        optimizer.step()
         if run.card is not None:
+            assert optimizer._overlap.queued._later, "it is a graph"
+            (update,), _ = optimizer._overlap.queued._later
+            assert len(update.plan) < len(update.route.whole_plan(update.sweep.table.host)), "a page has no gradient"
             card = run.card.driver
             card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuGraphLaunch" else None
             first = len(card.calls)
@@ -154,6 +161,51 @@ def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.Monk
         train(run, model, optimizer, 3)
         wait(run, model, optimizer)
         return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, {})
+
+
+def test_a_gradient_that_is_written_in_between_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the update comes behind that: it reads what the model's stream was given to write."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        if run.card is not None:
+            model[0].weight.grad.zero_()
+            forward(run, model, optimizer)
+            assert not run.card.faults, "the update came behind the write"
+            with pytest.raises(RuntimeError, match="a gradient was written before it was waited for"):
+                train(run, model, optimizer)
+        return []
+
+    play(monkeypatch, played, {"first": (3, 2, 1, 0)})
+
+
+@pytest.mark.filterwarnings("ignore:.* parameters of the optimizer are in no attached model")
+def test_an_error_while_step_waits_for_parameters_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are waited for in ``step()``, which launches the graph: it raises, and the state is damaged."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        if run.card is None:
+            return []
+        optimizer.detach()
+        optimizer.attach(model[2:])
+        train(run, model, optimizer, 4)
+        optimizer.zero_grad()
+        model(run.numbers(4, WIDTH)).square().mean().backward()
+        refused = "cuGraphLaunch", "cuMemcpy3DAsync"
+        run.card.driver.before = lambda name: Result.CUDA_ERROR_UNKNOWN if name in refused else None
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+            optimizer.step()
+        run.card.driver.before = lambda name: None
+        assert "failed in the middle" in optimizer.damaged
+        run.card.order.wait()
+        run.card.faults.clear()
+        return []
 
     play(monkeypatch, played, {})
 
