@@ -105,7 +105,8 @@ class QueuedStep:
         updates = self._updates
         try:
             side.wait_stream(self._owner)
-            graphs = [update.graph(self._arenas) for update in updates]
+            with torch.cuda.stream(side):  # slots and tables that are made belong to it
+                graphs = [update.graph(self._arenas) for update in updates]
             rows = [u.rows_by_launch(whole=graph is not None) for u, graph in zip(updates, graphs, strict=True)]
             self.last = LastLaunches.of(updates, rows, self.last)
             if all(graph is not None or update.route is None for update, graph in zip(updates, graphs, strict=True)):
