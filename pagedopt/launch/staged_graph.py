@@ -124,9 +124,10 @@ class StagedGraph:
 
         Raises:
             CudaError: the driver refuses; nothing was launched.
+            SlotsInUse: see :meth:`Ring.acquire`.
         """
         index, sweep = self._sweep.device.index, self._sweep
-        with torch.cuda.device(index), ring.lock:
+        with torch.cuda.device(index), ring.held():
             stream = internals.current_stream(index)
             ring.ended.hold(stream)
             self._at.publish(self._table, stream)

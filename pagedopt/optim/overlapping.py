@@ -30,10 +30,10 @@ class OverlappingOptimizer(CapturingOptimizer):
         forward with gradients is recorded, for modules that read parameters of others.  It needs state that is away
         (``device_budget`` below the whole), and saves time on a GPU only: on a CPU nothing runs at the same time.
 
-        On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in ``step()``:
-        copies to the device are served in turn, so a batch that is copied in between would come behind all pages.  Copy
-        batches before the model is called, not within.  ``torch.cuda.synchronize()`` does not wait for an update that
-        has not started.
+        On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in
+        ``step()``: copies to the device are served in turn, so a batch that is copied in between would come behind all
+        pages.  Copy batches before the model is called, not within.  ``torch.cuda.synchronize()`` does not wait for an
+        update that has not started.
 
         Pages pass in the order in which the forward first uses their parameters.  ``device_budget`` keeps the state of
         the optimizer's first parameters on the device, mostly those of the first modules: with ``"64MiB"`` these have

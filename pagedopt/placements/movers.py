@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Protocol
@@ -48,6 +49,14 @@ class Slots(Protocol):
         """Return the address of a slot."""
 
 
+class SlotsInUse(RuntimeError):
+    """A step needs the slots in the middle of another one's queueing, in a finalizer or signal handler."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__("the slots are in use by a step that this thread is queueing; try again when it is done")
+        self.ring = ring
+
+
 class GraphSlots:
     """Slots that a captured graph owns: its replays are not ordered against steps that use a ring."""
 
@@ -65,12 +74,17 @@ class GraphSlots:
         return self.memory.address + slot * self.slot_bytes
 
 
+class _Use:
+    """One use of the slots."""
+
+
 class Ring:
     """Device memory for visiting pages, with a copy stream for each direction.
 
     Optimizers share it (:func:`ring_for`).  Events order the copies: a slot is filled after the page before it has
     left, even if another optimizer updated that page on another stream.  One thread at a time queues the visits of a
-    step, holding :attr:`lock`.  :attr:`copied_bytes` counts [to the device, to the host].
+    step, holding :attr:`lock`; what is in :attr:`behind` is called when it has.  :attr:`copied_bytes` counts [to the
+    device, to the host].
     """
 
     def __init__(self, device: torch.device, slot_bytes: int) -> None:
@@ -84,6 +98,8 @@ class Ring:
         self.filled, self.updated, self.emptied = ([driver.Event(device.index) for _ in range(SLOTS)] for _ in range(3))
         self.copied_bytes = [0, 0]
         self.lock = threading.RLock()
+        self._user: weakref.ref[object] | None = None
+        self.behind: list[Callable[[], object]] = []
 
     @property
     def nbytes(self) -> int:
@@ -93,6 +109,39 @@ class Ring:
     def address(self, slot: int) -> int:
         """Return the address of a slot."""
         return self.memory.data_ptr() + slot * self.slot_bytes
+
+    def acquire(self, user: object) -> None:
+        """Take the slots, to queue the visits of one step; wait while another thread has them.
+
+        Args:
+            user: whoever gives them back; if it dies before, as by an interrupt, they are free.
+
+        Raises:
+            SlotsInUse: this thread has them.
+        """
+        self.lock.acquire()
+        if self._user is not None and self._user() is not None:
+            self.lock.release()
+            raise SlotsInUse(self)
+        self._user = weakref.ref(user)
+
+    def release(self) -> None:
+        """Give the slots back, as all visits are queued; then do what has had to wait for that."""
+        behind, self.behind = self.behind, []
+        self._user = None
+        self.lock.release()
+        for act in behind:
+            act()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """A block that has the slots; see :meth:`acquire`."""
+        use = _Use()
+        self.acquire(use)
+        try:
+            yield
+        finally:
+            self.release()
 
     def launched(self, stream: int, copied_bytes: Sequence[int]) -> None:
         """Note that a graph was launched on a stream, which was behind :attr:`ended`; slots belong to it to its end."""
@@ -150,13 +199,13 @@ class StagedMover:
 
     def begin(self) -> None:
         """Let fetches wait for work that was queued before: gradients, a loaded state, a step on another stream."""
-        self.ring.lock.acquire()
+        self.ring.acquire(self)
         try:
             self.ring.began.record(self.stream)
             self.ring.began.hold(self.ring.up.cuda_stream)
             self.ring.ended.hold(self.ring.up.cuda_stream)
         except BaseException:
-            self.ring.lock.release()
+            self.ring.release()
             raise
 
     def fetch(self, move: Move) -> None:
@@ -184,7 +233,7 @@ class StagedMover:
             self.ring.ended.record(self.ring.down.cuda_stream)
             self.ring.ended.hold(self.stream)
         finally:
-            self.ring.lock.release()
+            self.ring.release()
 
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
         for copy in copies_of(self.ring, self.arenas[move.arena], move, to_device):

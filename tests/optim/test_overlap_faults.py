@@ -39,7 +39,7 @@ from stand_ins import raising, refusal
 from stray_signals import stray_signals
 from torch import nn
 
-from pagedopt.optim.overlap import everyone, overlap
+from pagedopt.optim.overlap import everyone
 from pagedopt.optim.overlap.calls import Calls
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Record, Recorder
@@ -92,7 +92,7 @@ def test_an_act_is_hit(act: str, shoot: Shoot) -> None:
 
 #: What may lose a step that is queued.
 FENCE = (
-    Overlap.wait, Overlap._finish, Overlap._end_of, overlap._wait_if_alive, QueuedStep.finish, QueuedStep.wait_for_all,
+    Overlap.wait, Overlap._finish, Overlap._end_of, everyone.wait_if_alive, QueuedStep.finish, QueuedStep.wait_for_all,
     QueuedStep._reach,
 )  # fmt: skip
 

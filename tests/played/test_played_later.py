@@ -7,6 +7,7 @@ the forward, as a batch, must not come behind all pages.
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from played_driver import Result
 from played_runs import Ends, Order, Run, ends_of, play, some_orders
 from torch import nn
+
+from pagedopt.placements.movers import StagedMover
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
 WIDTH = 40
@@ -47,13 +50,6 @@ def forward(run: Run, model: nn.Module, optimizer: Any) -> None:
         model(run.numbers(4, WIDTH))
 
 
-def another_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
-    """That of a model that is attached to another optimizer."""
-    other, its = attached(run)
-    other(run.numbers(4, WIDTH))
-    del its
-
-
 def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
     if run.card is not None:
         optimizer.wait()
@@ -72,9 +68,7 @@ def captured_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"state_format": "int8"}, {"max_grad_norm": 0.1}], ids=str)
-@pytest.mark.parametrize(
-    "act", [forward, another_forward, wait, checkpoint, captured_forward], ids=lambda act: act.__name__
-)
+@pytest.mark.parametrize("act", [forward, wait, checkpoint, captured_forward], ids=lambda act: act.__name__)
 @some_orders
 def test_what_launches_it(monkeypatch: pytest.MonkeyPatch, act: Act, options: dict[str, Any], order: Order) -> None:
     """``step()`` launches nothing; then the bits are those of a CPU."""
@@ -165,22 +159,41 @@ def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.Monk
     play(monkeypatch, played, {})
 
 
-def test_a_gradient_that_is_written_in_between_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the update comes behind that: it reads what the model's stream was given to write."""
+def test_the_forward_of_another_model_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On whatever stream or thread that runs; what is pending there may itself wait for the first model."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        other, _its = attached(run)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        first = launched(run)
+        other(run.numbers(4, WIDTH))
+        assert launched(run) == first
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, {})
+
+
+def test_it_is_not_behind_what_the_forwards_stream_was_given_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of another model there hides it, too."""
 
     def played(run: Run) -> Ends:
         torch.default_generator.manual_seed(5)
         model, optimizer = attached(run)
         train(run, model, optimizer, 4)
         if run.card is not None:
-            model[0].weight.grad.zero_()
-            forward(run, model, optimizer)
-            assert not run.card.faults, "the update came behind the write"
-            with pytest.raises(RuntimeError, match="a gradient was written before it was waited for"):
-                train(run, model, optimizer)
-        return []
+            stream = run.stream()
+            run.card.kernel(stream.cuda_stream, "work of another model", (), (), lambda: None)
+            with run.on(stream):
+                optimizer._overlap.queued.start()
+            side = optimizer._overlap.queued._side.cuda_stream
+            assert not run.card.order.behind(side).get(stream.cuda_stream, 0)
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
 
-    play(monkeypatch, played, {"first": (3, 2, 1, 0)})
+    play(monkeypatch, played, {})
 
 
 @pytest.mark.filterwarnings("ignore:.* parameters of the optimizer are in no attached model")
@@ -210,9 +223,8 @@ def test_an_error_while_step_waits_for_parameters_outside(monkeypatch: pytest.Mo
     play(monkeypatch, played, {})
 
 
-@pytest.mark.parametrize("after", ["cuGraphLaunch", ""], ids=["behind the launch", "before it, and call by call"])
-def test_an_error_then_damages(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
-    """The step is counted: the forward raises, and the next step says what to do."""
+def test_an_error_behind_the_launch_damages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is counted: the forward raises, those behind it need no events, and the next step says what to do."""
 
     def played(run: Run) -> Ends:
         torch.default_generator.manual_seed(5)
@@ -223,16 +235,110 @@ def test_an_error_then_damages(monkeypatch: pytest.MonkeyPatch, after: str) -> N
 
             def before(name: str) -> Any:
                 seen.append(name)
-                if after:
-                    return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and after in seen else None
-                return Result.CUDA_ERROR_UNKNOWN if name in ("cuGraphLaunch", "cuMemcpy3DAsync") else None
+                return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and "cuGraphLaunch" in seen else None
 
             run.card.driver.before = before
             with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
                 forward(run, model, optimizer)
             run.card.driver.before = lambda name: None
+            optimizer._overlap._stops.__init__()  # as if no stop were known
+            forward(run, model, optimizer)
             with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
                 train(run, model, optimizer)
+            run.card.order.wait()
+            run.card.faults.clear()
+        return []
+
+    play(monkeypatch, played, {})
+
+
+@pytest.mark.parametrize("act", [forward, wait, captured_forward], ids=lambda act: act.__name__)
+def test_what_is_refused_altogether_is_launched_by_the_next_fence(monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
+    """As a graph and call by call: nothing has been launched, and nothing is damaged."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        if run.card is not None:
+            refused = "cuGraphLaunch", "cuMemcpy3DAsync"
+            run.card.driver.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name in refused else None
+            with pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+                act(run, model, optimizer)
+            run.card.driver.before = lambda name: None
+            assert not optimizer.damaged
+        wait(run, model, optimizer)
+        return ends_of(model.parameters(), optimizer)
+
+    play(monkeypatch, played, {})
+
+
+@pytest.mark.parametrize("hit", ["fetch", "evict"])
+def test_the_garbage_collector_in_the_middle_of_another_step(monkeypatch: pytest.MonkeyPatch, hit: str) -> None:
+    """An optimizer in a cycle dies where another one's pages use the slots: its step is launched behind that one."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        params = run.params((30000, 300))
+        plain = run.adamw(params, device_budget=0)
+        model, optimizer = attached(run)
+        run.gradients(params)
+        plain.step()
+        train(run, model, optimizer, 4)
+        optimizer.cycle = optimizer
+        kept = [optimizer.state[p] for p in model.parameters()]
+        first = launched(run)
+        del optimizer
+        run.gradients(params)
+        with monkeypatch.context() as patched:
+            if run.card is not None:
+                plain.store.graphs.wanted = False
+                real, seen = getattr(StagedMover, hit), []
+
+                def collect(self: StagedMover, *args: Any) -> None:
+                    real(self, *args)
+                    seen.append(1)
+                    if len(seen) == 2:
+                        gc.collect()
+
+                patched.setattr(StagedMover, hit, collect)
+            plain.step()
+        gc.collect()
+        assert launched(run) > first or run.card is None
+        del kept
+        return [*ends_of(params, plain), *(p.detach().cpu() for p in model.parameters())]
+
+    play(monkeypatch, played, {"first": (4, 3, 2, 1, 0)})
+
+
+@pytest.mark.parametrize("at", ["cuGraphLaunch", "cuEventRecord"])
+def test_a_signal_handler_that_waits_while_it_is_launched(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """At the second Ctrl-C, as to save a checkpoint: the step is not launched twice, and state is damaged."""
+
+    def played(run: Run) -> Ends:
+        torch.default_generator.manual_seed(5)
+        model, optimizer = attached(run)
+        train(run, model, optimizer, 4)
+        if run.card is not None:
+            first, shots = launched(run), []
+
+            def shoot(name: str) -> None:
+                if name == at and not shots:
+                    shots.append(name)
+                    signal.raise_signal(signal.SIGINT)  # deferred
+                    signal.raise_signal(signal.SIGINT)
+
+            before = signal.signal(signal.SIGINT, lambda *_: optimizer.wait())
+            run.card.driver.before = shoot
+            try:
+                with pytest.raises(RuntimeError, match="a signal handler has waited"):
+                    forward(run, model, optimizer)
+            finally:
+                signal.signal(signal.SIGINT, before)
+                run.card.driver.before = lambda name: None
+            assert shots
+            assert launched(run) <= first + 1
+            assert "a signal handler has waited" in optimizer.damaged
             run.card.order.wait()
             run.card.faults.clear()
         return []

@@ -54,7 +54,7 @@ class Overlap:
     """See :meth:`~pagedopt.PagedOptimizer.attach`."""
 
     def __init__(self, optimizer: RuleOptimizer) -> None:
-        self._optimizer = weakref.ref(optimizer, functools.partial(_wait_if_alive, weakref.ref(self)))
+        self._optimizer = weakref.ref(optimizer, functools.partial(everyone.wait_if_alive, weakref.ref(self)))
         self.report = OverlapReport()
         self.record = Record()
         self.queued: QueuedStep | None = None
@@ -164,7 +164,6 @@ class Overlap:
         call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._captured()
-        everyone.start_all()
         known = self.record.knows(module) and module not in self._missed
         waits = (queued := self.queued) is not None and not queued.all_passed
         if waits or not known or not internals.in_backward():  # what is computed again there was called before
@@ -374,12 +373,6 @@ def _side(device: torch.device) -> torch.cuda.Stream | None:
         # Of high priority: it shares no hardware queue with the stream of the model, which would else come behind it.
         _sides[device] = torch.cuda.Stream(device, priority=-1)
     return _sides[device]
-
-
-def _wait_if_alive(overlap: weakref.ref[Overlap], _: object) -> None:
-    """Wait for the queued step of an optimizer that has died: the model's parameters are read without it."""
-    if (alive := overlap()) is not None:
-        alive.wait()
 
 
 def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:

@@ -52,9 +52,9 @@ class QueuedStep:
 
     On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
     all launches are in a stream of their own, and who waits is the current stream.  What is a CUDA graph is launched
-    when the next forward begins, or somebody waits.  The driver serves copies to the device in the order in which it
-    was asked, those of several streams, too.  So a batch that is copied behind ``step()`` would come behind all pages
-    of a graph that is launched there, and the forward with it.
+    when the model's next forward begins, or somebody waits.  The driver mostly serves copies to the device first come,
+    first served, even across streams.  So a batch that is copied behind ``step()`` would come behind all pages of a
+    graph that is launched there, and the forward with it.
 
     The caller calls :meth:`launch`, counts the step, and calls :meth:`counted`.  Only then is there something to wait
     for.  After an error or an interrupt :meth:`finish` may be called again: it waits for what is left.
@@ -118,26 +118,43 @@ class QueuedStep:
             raise
 
     def start(self) -> None:
-        """On a GPU, launch what :meth:`launch` has left for later, behind the work of the current stream so far."""
+        """On a GPU, launch what :meth:`launch` has left for later, behind what the gradients' stream was given by then.
+
+        Raises:
+            SlotsInUse, CudaError: nothing was launched, and the next fence tries again; or state is damaged.
+        """
         if self._later is None:
             return
         optimizer = self._optimizer()
         with self.lock, Uninterrupted(gives_way=True):
-            later = self._later
-            if later is None or self._side is None or not self.total:  # another thread; a step that was not counted
+            if (side := self._side) is None or self._later is None or not self.total:  # it was not counted
                 return
-            with contextlib.nullcontext() if optimizer is None else whole(optimizer, "a queued step", lambda: True):
-                try:
-                    if not torch.cuda.is_current_stream_capturing():
-                        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
-                    self._later = None  # now: behind an interrupt that comes before, the next fence launches it
-                    self._launch_on(self._side, *later)
-                except BaseException:
-                    for update in later[0]:
-                        update.sweep.begun = True  # the step is counted, and state is damaged
-                    self.total, self._later = 0, None  # there is no event behind each launch
-                    self.finish()
-                    raise
+            with contextlib.ExitStack() as written:
+                if optimizer is not None:
+                    written.enter_context(whole(optimizer, "a queued step", lambda: self._later is None))
+                self._launch_later(side)
+
+    def _launch_later(self, side: torch.cuda.Stream) -> None:
+        later, self._later = self._later, None
+        if later is None:  # a signal handler has just waited for it
+            return
+        total, self.total = self.total, 0  # nobody can wait for what is not launched yet
+        for update in later[0]:
+            update.sweep.begun = False
+        try:
+            self._launch_on(side, *later)
+            if not self._state:  # it was dropped
+                raise RuntimeError("a signal handler has waited for a step that was being launched")
+            self.total = total
+        except BaseException:
+            if self._state and not any(update.sweep.begun for update in later[0]):
+                self._later, self.total = later, total
+            elif not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(side.device).wait_stream(side)
+                self._owner.wait_stream(side)
+            for update in later[0]:
+                update.sweep.begun = True  # the step is counted: where step() itself has come here, state is damaged
+            raise
 
     def counted(self) -> None:
         """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
@@ -220,10 +237,11 @@ class QueuedStep:
 
     def wait_for(self, tensors: Iterable[torch.Tensor | None]) -> int:
         """Wait for the updates of parameters; return how many more launches have begun."""
-        return self._reach(self.launches_before(tensors))
+        launches = self.launches_before(tensors)
+        return self._reach(launches) if launches else 0
 
     def wait_for_first(self, launches: int) -> int:
-        """Wait for this many launches; return how many more have begun."""
+        """Start, and wait for this many launches; return how many more have begun."""
         return self._reach(launches)
 
     def wait_for_all(self) -> int:
@@ -257,9 +275,8 @@ class QueuedStep:
         with self.lock:
             before = self.begun
             if self._side is not None:
-                if stop > 0:
-                    self.start()
-                self._hold(self._side, stop)
+                self.start()
+                self._hold(self._side, min(stop, self.total))  # there are none behind an error
             elif self._launches is not None and stop > before:
                 self._carry_out(stop)
             return self.begun - before
