@@ -17,6 +17,7 @@ from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
 from ..system.cuda.copies import Copy, joined
 from ..system.cuda.nodes import Node, Nodes
+from ..system.log import log
 
 #: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.
 COPY_MULTIPLE = 1024
@@ -120,10 +121,18 @@ class Ring:
             SlotsInUse: this thread has them.
         """
         self.lock.acquire()
-        if self._user is not None and self._user() is not None:
+        try:
+            self.check()
+        except BaseException:
             self.lock.release()
-            raise SlotsInUse(self)
+            raise
         self._user = weakref.ref(user)
+
+    def check(self) -> None:
+        """Raise SlotsInUse if this thread has them; wait while another one has them."""
+        with self.lock:
+            if self._user is not None and self._user() is not None:
+                raise SlotsInUse(self)
 
     def release(self) -> None:
         """Give the slots back, as all visits are queued; then do what has had to wait for that."""
@@ -131,7 +140,10 @@ class Ring:
         self._user = None
         self.lock.release()
         for act in behind:
-            act()
+            try:
+                act()
+            except Exception as error:  # it is none of the step that had the slots
+                log.warning("the last step of an optimizer that has died was not launched: %s", str(error))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

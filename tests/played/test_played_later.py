@@ -17,7 +17,7 @@ from played_driver import Result
 from played_runs import Ends, Order, Run, ends_of, play, some_orders
 from torch import nn
 
-from pagedopt.placements.movers import StagedMover
+from pagedopt.placements.movers import Ring, StagedMover
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
 WIDTH = 40
@@ -273,27 +273,55 @@ def test_what_is_refused_altogether_is_launched_by_the_next_fence(monkeypatch: p
     play(monkeypatch, played, {})
 
 
-@pytest.mark.parametrize("hit", ["fetch", "evict"])
-def test_the_garbage_collector_in_the_middle_of_another_step(monkeypatch: pytest.MonkeyPatch, hit: str) -> None:
-    """An optimizer in a cycle dies where another one's pages use the slots: its step is launched behind that one."""
+class Mixed(nn.Module):
+    """Of two dtypes, so that its optimizer has two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH).to(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.first(x).to(torch.bfloat16)).float()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("hit", "mixed"),
+    [("fetch", False), ("evict", False), ("evict, and refused behind", False), ("fetch", True), ("evict", True)],
+)
+def test_the_garbage_collector_in_the_middle_of_another_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hit: str, mixed: bool
+) -> None:
+    """An optimizer in a cycle dies where another one's pages use the slots: its step is launched behind that one.
+
+    If the driver refuses it there, the other step is none the worse, and the model's next call launches it.
+    """
+    name, refused = hit.split(",")[0], hit.endswith("behind")
 
     def played(run: Run) -> Ends:
         torch.default_generator.manual_seed(5)
         params = run.params((30000, 300))
         plain = run.adamw(params, device_budget=0)
         model, optimizer = attached(run)
+        if mixed:
+            model = Mixed().to(run.device)
+            optimizer = run.adamw(model.parameters(), device_budget="16KiB")
+            if run.card is not None:
+                optimizer.attach(model)
         run.gradients(params)
         plain.step()
-        train(run, model, optimizer, 4)
+        train(run, model, optimizer, 6)
+        assert run.card is None or optimizer._overlap.queued._later, "it is to be launched later"
         optimizer.cycle = optimizer
-        kept = [optimizer.state[p] for p in model.parameters()]
+        kept = [dict(optimizer.state[p]) for p in model.parameters()]
         first = launched(run)
         del optimizer
         run.gradients(params)
         with monkeypatch.context() as patched:
             if run.card is not None:
+                card, seen = run.card.driver, []
                 plain.store.graphs.wanted = False
-                real, seen = getattr(StagedMover, hit), []
+                real, release = getattr(StagedMover, name), Ring.release
 
                 def collect(self: StagedMover, *args: Any) -> None:
                     real(self, *args)
@@ -301,12 +329,26 @@ def test_the_garbage_collector_in_the_middle_of_another_step(monkeypatch: pytest
                     if len(seen) == 2:
                         gc.collect()
 
-                patched.setattr(StagedMover, hit, collect)
+                def refuse(self: Ring) -> None:
+                    failing, before = ("cuGraphLaunch", "cuMemcpy3DAsync"), card.before
+                    card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name in failing else None
+                    release(self)
+                    card.before = before
+
+                patched.setattr(StagedMover, name, collect)
+                if refused:
+                    patched.setattr(Ring, "release", refuse)
             plain.step()
         gc.collect()
-        assert launched(run) > first or run.card is None
+        if refused and run.card is not None:
+            assert "was not launched" in caplog.text
+        assert not plain.damaged
+        assert run.card is None or refused or launched(run) > first
+        if refused:
+            with torch.no_grad():
+                model(torch.ones(4, WIDTH, device=run.device))
         del kept
-        return [*ends_of(params, plain), *(p.detach().cpu() for p in model.parameters())]
+        return [*ends_of(params, plain), *(p.detach().float().cpu() for p in model.parameters())]
 
     play(monkeypatch, played, {"first": (4, 3, 2, 1, 0)})
 

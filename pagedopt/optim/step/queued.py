@@ -142,6 +142,8 @@ class QueuedStep:
         for update in later[0]:
             update.sweep.begun = False
         try:
+            for update in later[0]:
+                update.check_slots()  # of all, before the first is launched
             self._launch_on(side, *later)
             if not self._state:  # it was dropped
                 raise RuntimeError("a signal handler has waited for a step that was being launched")
@@ -246,7 +248,8 @@ class QueuedStep:
 
     def wait_for_all(self) -> int:
         """Wait for all updates; return how many more launches have begun."""
-        return self._reach(self.total)
+        with self.lock:  # while another thread launches them there are none
+            return self._reach(self.total)
 
     def finish(self) -> int:
         """Wait for all updates, and until every page is back; return how many more launches have begun."""

@@ -83,6 +83,11 @@ class Update(NamedTuple):
         """Return a graph that carries it out, with an event behind each launch; None: it goes call by call."""
         return None if self.route is None else self.route.graph(self.sweep, arenas, self.ready, fenced=True)
 
+    def check_slots(self) -> None:
+        """Raise SlotsInUse if pages cannot be moved now."""
+        if self.route is not None:
+            self.route.store.ring(self.route.device).check()
+
     def launch_graph(self, graph: StagedGraph) -> bool:
         """Launch it; or launch nothing, as the driver refuses, and return False."""
         assert self.route is not None, "it has a graph"
