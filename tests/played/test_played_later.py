@@ -40,6 +40,14 @@ def train(run: Run, model: nn.Module, optimizer: Any, count: int = 1) -> None:
         optimizer.step()
 
 
+def with_a_queued_step(run: Run) -> tuple[nn.Module, Any]:
+    """A model behind four steps, of which the last is queued as a graph."""
+    torch.default_generator.manual_seed(5)
+    model, optimizer = attached(run)
+    train(run, model, optimizer, 4)
+    return model, optimizer
+
+
 def launched(run: Run) -> int:
     """How many graphs have been launched; none on a CPU."""
     return 0 if run.card is None else run.card.driver.calls.count("cuGraphLaunch")
@@ -95,9 +103,7 @@ def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(mon
     """Between both a batch is copied."""
 
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         wait(run, model, optimizer)
         optimizer.zero_grad()
         model(run.numbers(4, WIDTH)).square().mean().backward()
@@ -117,9 +123,7 @@ def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(mon
 
 def test_the_end_of_an_optimizer_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         first = launched(run)
         del optimizer
         gc.collect()
@@ -180,9 +184,7 @@ def test_it_is_not_behind_what_the_forwards_stream_was_given_since(monkeypatch: 
     """The work of another model there hides it, too."""
 
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         if run.card is not None:
             stream = run.stream()
             run.card.kernel(stream.cuda_stream, "work of another model", (), (), lambda: None)
@@ -227,9 +229,7 @@ def test_an_error_behind_the_launch_damages(monkeypatch: pytest.MonkeyPatch) -> 
     """The step is counted: the forward raises, those behind it need no events, and the next step says what to do."""
 
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         if run.card is not None:
             seen: list[str] = []
 
@@ -257,9 +257,7 @@ def test_what_is_refused_altogether_is_launched_by_the_next_fence(monkeypatch: p
     """As a graph and call by call: nothing has been launched, and nothing is damaged."""
 
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         if run.card is not None:
             refused = "cuGraphLaunch", "cuMemcpy3DAsync"
             run.card.driver.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name in refused else None
@@ -358,9 +356,7 @@ def test_a_signal_handler_that_waits_while_it_is_launched(monkeypatch: pytest.Mo
     """At the second Ctrl-C, as to save a checkpoint: the step is not launched twice, and state is damaged."""
 
     def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
+        model, optimizer = with_a_queued_step(run)
         if run.card is not None:
             first, shots = launched(run), []
 
