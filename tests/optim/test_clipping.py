@@ -5,39 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from support import BF16, F16, F32, F64
+from clipped import ends, equal, give, params_of
+from support import BF16, F16, F64
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
-from pagedopt.kernels import cpu
-
-SIZES = (3000, 17, 1, 40_000, 0)
-
-
-def params_of(sizes: Sequence[int] = SIZES, dtype: torch.dtype = F32, seed: int = 0) -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for n in sizes]
-
-
-def give(params: Iterable[torch.Tensor], seed: int, size: float = 1.0, dtype: torch.dtype | None = None) -> None:
-    generator = torch.Generator().manual_seed(100 + seed)
-    for p in params:
-        p.grad = (torch.randn(p.shape, generator=generator) * size).to(dtype or p.dtype)
-
-
-def ends(params: Iterable[torch.Tensor], optimizer: Any) -> list[torch.Tensor]:
-    state = [t for p in params for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
-    return [t.detach().clone() for t in (*params, *state)]
-
-
-def equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    """To the bit, NaN too."""
-    return all(x.numpy().tobytes() == y.numpy().tobytes() for x, y in zip(a, b, strict=True))
-
 
 CLASSES = [
     (PagedAdamW, torch.optim.AdamW, {"lr": 0.03, "weight_decay": 0.2}),
@@ -210,35 +186,6 @@ def test_norms_of_steps_are_tensors_of_their_own() -> None:
     assert norms[0] < norms[1] < norms[2]
 
 
-@pytest.mark.parametrize("value", [0, -1.0, math.nan, -math.inf])
-def test_numbers_that_are_no_norm_are_refused(value: float) -> None:
-    with pytest.raises(ValueError, match=rf"max_grad_norm is {value}; it must be above 0; None: gradients are not"):
-        PagedAdamW(params_of(), max_grad_norm=value)
-    optimizer = PagedAdamW(params_of(), max_grad_norm=3)
-    with pytest.raises(ValueError, match="must be above 0"):
-        optimizer.max_grad_norm = value
-    assert optimizer.max_grad_norm == 3.0
-
-
-@pytest.mark.parametrize("value", ["1.0", True, torch.tensor(1.0), [1.0]])
-def test_what_is_no_number_is_refused(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"max_grad_norm is .*; it must be a number above 0, or None"):
-        PagedAdamW(params_of(), max_grad_norm=value)
-
-
-def test_a_step_within_a_backward_pass_is_refused() -> None:
-    """An optimizer for each parameter steps there: it would clip by a norm of its own."""
-    p = torch.nn.Parameter(torch.ones(3))
-    optimizer = PagedSGD([p], lr=0.1, max_grad_norm=1.0)
-    p.register_post_accumulate_grad_hook(lambda _: optimizer.step())
-    with pytest.raises(RuntimeError, match=r"max_grad_norm is 1.0, and step\(\) was called within a backward pass"):
-        (p * 2).sum().backward()
-    assert torch.equal(p, torch.ones(3))
-    optimizer.max_grad_norm = None
-    (p * 2).sum().backward()
-    assert not torch.equal(p, torch.ones(3))
-
-
 def test_a_parameter_in_two_groups_counts_once_and_all_groups_count() -> None:
     p, q = params_of((40, 50))
     with pytest.warns(UserWarning, match="duplicate parameters"):
@@ -384,20 +331,6 @@ def test_lion_clips() -> None:
     give(params, 0)
     optimizer.step()
     assert optimizer.state[params[0]]["exp_avg"].norm() < 0.02
-
-
-def test_a_step_that_fails_before_its_launch_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = params_of()
-    optimizer = PagedAdamW(params, max_grad_norm=1.0)
-    give(params, 0)
-    optimizer.step()
-    before = ends(params, optimizer)
-    with monkeypatch.context() as patch:
-        patch.setattr(cpu, "run", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
-        with pytest.raises(MemoryError, match="no room"):
-            optimizer.step()
-    assert equal(before, ends(params, optimizer))
-    optimizer.step()
 
 
 def test_flushing_denormals_loses_no_address() -> None:
