@@ -158,6 +158,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
 
     @locked
     def _step(self) -> None:
+        self._tell_misuse(" The step that was asked for now was not taken.")
         if self.damaged:
             self._check_whole()
         if self._captured():

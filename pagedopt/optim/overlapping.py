@@ -23,11 +23,12 @@ class OverlappingOptimizer(CapturingOptimizer):
 
     @locked
     def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
-        """Let steps from now on pass under the next forward of ``model``, bit for bit what they are without.
+        """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
 
-        ``step()`` then queues the update and returns.  Each module of the model waits, before it runs, for those of its
-        parameters that are still to be updated, and the end of the model's forward waits for the rest.  The first
-        forward with gradients is recorded, for modules that read parameters of others.  It needs state that is away
+        From now on steps pass under the next forward of ``model``, bit for bit what they are without.  ``step()`` then
+        queues the update and returns.  Each module of the model waits, before it runs, for those of its parameters that
+        are still to be updated, and the end of the model's forward waits for the rest.  The first forward with
+        gradients is recorded, for modules that read parameters of others.  It needs state that is away
         (``device_budget`` below the whole), and saves time on a GPU only: on a CPU nothing runs at the same time.
 
         On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in
@@ -42,10 +43,17 @@ class OverlappingOptimizer(CapturingOptimizer):
         Modules that join a model later are hooked by the next ``step()`` or call of the model.
 
         Whatever else reads or writes parameters, gradients or state between :meth:`step` and the next call of the model
-        has to call :meth:`wait` first.  Methods of this optimizer and ``state_dict`` of the model do it themselves.
-        Nothing notices reads without autograd (an average by hand, ``AveragedModel``, scripted functions) and writes
-        through ``.data`` or NumPy; notes/hiding.md has the whole list.  Other writes, and gradients of forwards that
-        were not seen, raise in the next step; :meth:`watch_reads` finds the line.
+        has to call :meth:`wait` first.  Methods of this optimizer do it themselves, and so do ``state_dict``, ``to``,
+        ``half`` and ``share_memory`` of the model.  Nothing notices reads without autograd (an average by hand,
+        ``AveragedModel``, scripted functions), writes through ``.data`` or NumPy, and compiled code that was made for
+        another instance of a class, without hooks; notes/hiding.md has the whole list.  Other writes, ``p.data = …``,
+        and gradients of forwards that were not seen raise in :meth:`wait`, in a state dict or in the next step, once;
+        :meth:`watch_reads` finds the line.  If the memory of a parameter, gradient or state was freed
+        (``share_memory_()``, ``resize_()`` of a storage), nothing is launched, and state is damaged, too.
+
+        Only calls of ``model`` itself count.  Behind ``model.features(x)`` or ``model.forward(x)`` steps are not
+        queued; while one is, a child that is called by such a method raises RuntimeError if a module around it has
+        parameters that are still to be updated.  They may have been read.  Attach the modules that are called.
 
         A step is carried out at once, and says why once, if the model's forward since the last step was not seen
         (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
@@ -86,6 +94,7 @@ class OverlappingOptimizer(CapturingOptimizer):
             overlap.detach()
             self.first_use = {}
             self._launches = None
+            overlap.tell_misuse()
 
     @locked
     def wait(self) -> None:
@@ -93,7 +102,11 @@ class OverlappingOptimizer(CapturingOptimizer):
 
         To be called before parameters, gradients or state are read or written behind a step that may be queued; see
         :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.
+
+        Raises:
+            RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
         """
+        self._tell_misuse()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
@@ -126,6 +139,10 @@ class OverlappingOptimizer(CapturingOptimizer):
         All are zero if no model is attached.  See :class:`OverlapReport`.
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
+
+    def _tell_misuse(self, added: str = "") -> None:
+        if self._overlap is not None:
+            self._overlap.tell_misuse(added)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""

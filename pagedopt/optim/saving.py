@@ -28,8 +28,12 @@ class SavingOptimizer(OverlappingOptimizer):
 
         State in int8 is codes, whose strides say where their blocks lie: store them with their strides, as torch.save
         does.  Any ``state_format`` loads them; torch's optimizers raise ``KeyError: 'exp_avg'`` in their step and need
-        :meth:`decoded_state_dict`.  Raises RuntimeError if state is damaged.
+        :meth:`decoded_state_dict`.
+
+        Raises:
+            RuntimeError: state is damaged, or an update was lost (see :meth:`wait`).
         """
+        self._tell_misuse()
         self._check_whole()
         with self._changing(drop_formats):
             return super().state_dict()

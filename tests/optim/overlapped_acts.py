@@ -100,7 +100,6 @@ def average(loop: Loop) -> None:
         loop.more += [total(loop.tool), total(copy.deepcopy(model).parameters())]
         model.zero_grad(set_to_none=False)
         loop.more.append(float(model.forward(loop.batch()).sum().detach()))
-        model.double().float()
 
 
 def attach_again(loop: Loop) -> None:
@@ -146,11 +145,21 @@ ACTS: dict[str, Act] = {
     "hooks before steps": before_steps,
     "threads": in_a_thread,
     "waited": average,
+    "cast and back": lambda loop: loop.models[0].double().float(),
+    "share_memory": lambda loop: loop.models[0].share_memory(),
     "attach again": attach_again,
     "errors in the forward": error_in_forward,
     "a part of the model": part,
 }  # fmt: skip
 #: Left to the long tests.
-LONG = ("a part's state_dict", "decoded_state_dict", "both through a file", "spill, unspill", "attach again", "pickle")
+LONG = (
+    "share_memory",
+    "a part's state_dict",
+    "decoded_state_dict",
+    "both through a file",
+    "spill, unspill",
+    "attach again",
+    "pickle",
+)
 #: Those that wait for nothing, or only for what they read.
 HIDE = ("zero_grad to None", "a part of the model", "errors in the forward", "threads")

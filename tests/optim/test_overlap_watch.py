@@ -43,7 +43,6 @@ def by_hand(net: nn.Module) -> None:
 FOUND: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "average": (average, READS),
     "clamp_": (clamp, WRITES),
-    "to": (lambda net: net.to(torch.float64), READS),
     "norm": (lambda net: nn.utils.get_total_norm(net.parameters()), READS),
     "item": (lambda net: next(net.parameters())[0, 0].item(), READS),
     "data": (lambda net: next(net.parameters()).data.sum(), READS),

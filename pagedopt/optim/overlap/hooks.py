@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -21,6 +22,9 @@ class Waits(Protocol):
 
     def wait(self) -> None:
         """All parameters are about to be read or written."""
+
+    def tell_misuse(self) -> None:
+        """Raise RuntimeError if an update was lost."""
 
     def refuse_copy(self) -> None:
         """A module is being copied or pickled; RuntimeError if it may have been read too early."""
@@ -88,7 +92,16 @@ class Raised(Hook):
 
 
 class Fence(Hook):
-    """Before parameters are read or written, as a state dict does; called with whatever arguments."""
+    """Before a state dict reads parameters; called with whatever arguments."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if (overlap := self._overlap()) is not None:
+            overlap.wait()
+            overlap.tell_misuse()
+
+
+class Load(Hook):
+    """Before parameters are loaded, which replaces what may have been misused; called with whatever arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         if (overlap := self._overlap()) is not None:
@@ -145,7 +158,30 @@ known: set[weakref.ref[Waits]] = set()
 
 def tell_of(overlap: Waits) -> None:
     """Let an overlap be known while it is alive."""
+    _let_apply_wait()
     known.add(weakref.ref(overlap, known.discard))
+
+
+@functools.cache
+def _let_apply_wait() -> None:
+    """Replace, once a process, ``torch.nn.Module._apply``, which ``to()``, ``half()`` and ``share_memory()`` call.
+
+    Not in single modules: a copy of a module would call that of the original.
+    """
+    apply = torch.nn.Module._apply
+
+    @functools.wraps(apply)
+    def waits(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for overlap in all_known() if known else ():
+            if (queued := overlap.queued) is not None and any(map(queued.is_pending, _own(module))):
+                overlap.wait()
+        return apply(module, *args, **kwargs)
+
+    torch.nn.Module._apply = waits  # type: ignore[method-assign, assignment]
+
+
+def _own(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [p for p in module._parameters.values() if p is not None]
 
 
 def all_known() -> list[Any]:

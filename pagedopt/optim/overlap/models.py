@@ -40,6 +40,15 @@ def modules_of(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return list(found.values())
 
 
+def called(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield what can be called of a model: itself, or what is in it if it is a list or dict of modules."""
+    if isinstance(model, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        for each in model.children():
+            yield from called(each)
+    else:
+        yield model
+
+
 def refusal(model: torch.nn.Module) -> str:
     """Return why a model cannot be hooked, or ""."""
     for name, module in model.named_modules():
@@ -79,12 +88,34 @@ class Models:
         self._modules: list[weakref.ref[torch.nn.Module]] = []  # that modules() has returned, and what was within them
         self._within: bytes | None = None
         self._enter, self._leave = hooks.Enter(overlap), hooks.Leave(overlap)
-        self._raised, self._fence = hooks.Raised(overlap), hooks.Fence(overlap)
+        self._raised, self._fence, self._load = hooks.Raised(overlap), hooks.Fence(overlap), hooks.Load(overlap)
         self._handles: weakref.WeakKeyDictionary[torch.nn.Module, list[Any]] = weakref.WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[torch.nn.Module]:
         """Yield the models that are alive."""
         return (model for ref in self._models if (model := ref()) is not None)
+
+    def holds(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is one of the models."""
+        return any(each is module for model in self for each in called(model))
+
+    def is_all(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is the only model."""
+        return len(self._models) == 1 and self._models[0]() is module
+
+    def above(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        """Return the modules of the models that hold a module, at whatever depth."""
+        holders: dict[Any, list[torch.nn.Module]] = {}
+        for each in self.modules():
+            for child in each._modules.values():
+                holders.setdefault(child, []).append(each)
+        found, stack = dict[torch.nn.Module, None](), [module]
+        while stack:
+            for holder in holders.get(stack.pop(), ()):
+                if holder not in found:
+                    found[holder] = None
+                    stack.append(holder)
+        return [*found]
 
     def modules(self) -> list[torch.nn.Module]:
         """Return the modules that the models have now, each once."""
@@ -136,7 +167,7 @@ class Models:
         handles.append(module.register_forward_hook(self._leave))
         handles.append(module.register_state_dict_pre_hook(self._fence))
         # Without the module, to which the public function binds it weakly: a shallow copy of a module shares its hooks.
-        handles.append(module._register_load_state_dict_pre_hook(self._fence, with_module=False))
+        handles.append(module._register_load_state_dict_pre_hook(self._load, with_module=False))
 
     def hook_outermost(self, module: torch.nn.Module) -> None:
         """Hook errors of a module that is called outermost, unless it is compiled.

@@ -64,7 +64,8 @@ class Overlap:
         self._stops = Stops()
         self.models = Models(self)
         self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
-        self._seen, self._off, self._misuse = False, "", ""
+        self._seen, self._off = False, ""
+        self.misuse = ""  # what was done to a queued step, and nobody was told
         self._turns_of = Turns(self.record)
         self._turns_now: list[int] | None = None  # of the step that goes on, unless its closure runs a forward
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
@@ -109,6 +110,8 @@ class Overlap:
             return
         calls.forget_ended()
         begins = calls.outermost is None
+        if begins:
+            self._refuse_early_read(module)
         outermost = calls.push(module)
         if begins:
             self._begin(outermost)
@@ -155,7 +158,24 @@ class Overlap:
             self._order(self._turns(self.models.modules()))
         if (queued := self.queued) is not None:
             self._count("hidden", queued.wait_for_all())
-        self._seen = self._seen or (whole and outermost.grad)
+        self._seen = self._seen or (whole and outermost.grad and self.models.holds(outermost.module))
+
+    def _refuse_early_read(self, module: torch.nn.Module) -> None:
+        """Raise RuntimeError if a method of a module above may have read parameters that are still to be updated.
+
+        A method of a model, other than its call, runs no hook of the model: the first that is called is a child.
+        """
+        if (queued := self.queued) is None or queued.all_passed or self.models.is_all(module):
+            return
+        read = (p for above in self.models.above(module) for p in above._parameters.values() if p is not None)
+        if (early := next(filter(queued.is_pending, read), None)) is not None:
+            name = self.models.name_of(early)
+            self._finish("waited")
+            raise RuntimeError(
+                f"a {type(module).__name__} is called outside of a call of the model that holds it, while {name} of a "
+                "module around it is still to be updated: a method may have read that too early. Call "
+                "optimizer.wait() before, or attach() only the modules that are called"
+            )
 
     def _begin(self, call: Call) -> None:
         """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
@@ -171,7 +191,7 @@ class Overlap:
             hooks.wrap_compiled(modules, self)
         if waits:
             if not self.models.comes_first(module):
-                self._misuse = self._misuse or "a hook was put in front of those of attach() and has run"
+                self.misuse = self.misuse or "a hook was put in front of those of attach() and has run"
             self._hook_anew(self.models.unhooked(modules))
             known = known and self.record.knows(module)
         self.models.hook_outermost(module)
@@ -253,6 +273,28 @@ class Overlap:
         self._calls.forget_ended()
         self._finish("waited")
 
+    def tell_misuse(self, added: str = "") -> None:
+        """Raise RuntimeError, once, if something was done to a queued step that it cannot have taken into account.
+
+        Args:
+            added: a further sentence of the text.
+        """
+        if self.misuse:
+            try:
+                raise RuntimeError(f"{self._misuse_in_words()}{added}")
+            except RuntimeError:
+                self.misuse = ""  # not before: an interrupt would leave it untold
+                raise
+
+    def end(self) -> None:
+        """Wait where nobody could catch an error of the user's, and warn of it: the optimizer or the process ends."""
+        self.wait()
+        if self.misuse:
+            warnings.warn(self._misuse_in_words(), RuntimeWarning, stacklevel=outside())
+
+    def _misuse_in_words(self) -> str:
+        return f"since the last step, which was queued, {self.misuse} before it was waited for. {_ADVICE}"
+
     def refuse_copy(self) -> None:
         """Raise RuntimeError if parameters are pending: a copy of the model has read them already."""
         if (queued := self.queued) is not None and not queued.all_begun:
@@ -267,7 +309,7 @@ class Overlap:
         """Forget a step that is done, unless another thread has.  After an interrupt all of this is done again."""
         with queued.lock:
             if self.queued is queued:
-                self._misuse = self._misuse or queued.misuse
+                self.misuse = self.misuse or queued.misuse
                 everyone.with_queued.discard(self)
                 self.queued = None
 
@@ -290,13 +332,6 @@ class Overlap:
 
     def take(self, step: PreparedStep) -> Launches | None:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
-        if misuse := self._misuse:
-            said = f"since the last step, which was queued, {misuse} before it was waited for"
-            try:
-                raise RuntimeError(f"{said}. {_ADVICE}")
-            except RuntimeError:
-                self._misuse = ""  # not before: an interrupt would leave it untold
-                raise
         why = self._why_at_once(step)
         if not why:
             self._say_who_is_outside(step.optimizer)
@@ -311,7 +346,7 @@ class Overlap:
         if self._off:
             return self._off
         if not self._seen:
-            return "no forward of an attached model was seen since the last step"
+            return _NONE_SEEN
         if getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post"):
             return "hooks that run behind step() may read parameters"
         return why_not(step)
@@ -358,9 +393,13 @@ class Overlap:
         self._count("waited", queued.wait_for(taking(OUTSIDE)))
 
 
+_NONE_SEEN = (
+    "no forward of an attached model was seen since the last step; attach() the modules that are called, for hooks see "
+    "no other method of a model"
+)
 _ADVICE = (
     "Call optimizer.wait() before such a line, and before code of a compiler, a CUDA graph or m.forward(x), which call "
-    "no hooks; optimizer.watch_reads() finds the line. The step that was asked for now was not taken"
+    "no hooks; optimizer.watch_reads() finds the line."
 )
 _sides: dict[torch.device, torch.cuda.Stream] = {}
 

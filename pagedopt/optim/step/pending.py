@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,7 +18,7 @@ from .update import Update
 Rows = Sequence[Sequence[Sequence[int]]]
 
 _address, _storage, _memory = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.UntypedStorage.data_ptr
-_version, _grad = attrgetter("_version"), attrgetter("grad")
+_version, _grad, _nbytes = attrgetter("_version"), attrgetter("grad"), torch.UntypedStorage.nbytes
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
@@ -45,6 +45,11 @@ def addresses_in(module: torch.nn.Module) -> list[int] | None:
         return None
 
 
+def addresses_of(lists: Iterable[Iterable[Any]]) -> list[int]:
+    """Return the addresses of tensors in lists."""
+    return [*map(_address, chain.from_iterable(lists))]
+
+
 class LastLaunches:
     """Which launch is the last one for each parameter that a step updates.
 
@@ -54,17 +59,21 @@ class LastLaunches:
     Attributes:
         numbers: the launches, in ascending order, one for each parameter that has a gradient.
         ends: for each launch, how many of ``numbers`` are its own or smaller.
+        touched: for each launch, how many of ``numbers`` cover the parameters of which it or one before updates a
+            piece: a page may end in the middle of a parameter.
     """
 
     def __init__(self, made_for: tuple[Any, ...], updates: Sequence[Update], rows: Rows) -> None:
         self._made_for = made_for
         last, number, first = dict[int, tuple[int, int]](), 0, 0  # by id of a parameter: its launch and its place
+        begins = dict[int, int]()  # by id of a parameter: its first launch
         params, grads = _params(updates), _grads(updates)
         for update, launches in zip(updates, rows, strict=True):
             for launch in launches:
                 for i in launch:
                     if params[first + i] is not None and grads[first + i] is not None:
                         last[id(params[first + i])] = number, first + i
+                        begins.setdefault(id(params[first + i]), number)
                 number += 1
             first += len(update.seen) // 2
         order = sorted(last.values())
@@ -73,6 +82,11 @@ class LastLaunches:
         for each in range(number):
             self.ends.append(self.ends[-1] + counts[each])
         del self.ends[0]
+        touched = [*self.ends]
+        for at, place in enumerate(self._places):
+            begin = begins[id(params[place])]
+            touched[begin] = max(touched[begin], at + 1)
+        self.touched = [*accumulate(touched, max)]
 
     @classmethod
     def of(cls, updates: Sequence[Update], rows: Rows, before: LastLaunches | None) -> LastLaunches:
@@ -88,9 +102,43 @@ class LastLaunches:
         made_for = [*rows], [update.absent for update in updates], identities(params), [*map(_address, there)]
         return before if before is not None and before._made_for == made_for else cls(made_for, updates, rows)
 
+    def keep_memory_for(self, side: torch.cuda.Stream, updates: Sequence[Update]) -> None:
+        """Let the allocator reuse no memory of parameters, should it be freed, before a stream is done with it.
+
+        Gradients are left out: they are new in each step, and their memory would come back late.
+        """
+        for param in self.pick(_params(updates)):
+            param.record_stream(side)
+
     def pick(self, items: Sequence[Any]) -> list[Any]:
         """Return, in the order of :attr:`numbers`, the items of parameters, given one for each row of all updates."""
         return [items[place] for place in self._places]
+
+
+#: What was done, in words, if the memory of a tensor was replaced inside of its storage.
+REPLACED = "a parameter, a gradient or state was given other memory"
+
+
+class Memory(NamedTuple):
+    """Storages of tensors, and where their memory was.
+
+    A storage that is kept alive does not keep its memory: ``share_memory_()`` and ``resize_()`` replace that in place.
+    """
+
+    storages: list[Any]
+    addresses: list[int]
+    sizes: list[int]
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> Memory:
+        """Return the memory that tensors have now."""
+        storages = [*map(_storage, tensors)]
+        return cls(storages, [*map(_memory, storages)], [*map(_nbytes, storages)])
+
+    def is_kept(self, at: slice) -> bool:
+        """Return whether these storages still have it."""
+        storages = self.storages[at]
+        return [*map(_memory, storages)] == self.addresses[at] and [*map(_nbytes, storages)] == self.sizes[at]
 
 
 class Pending:
@@ -113,9 +161,8 @@ class Pending:
         self._grads: list[Any] = last.pick(_grads(updates))
         self._addresses = [*map(_address, self._params)]
         self._versions, self._grad_versions = [*map(_version, self._params)], [*map(_version, self._grads)]
-        self._memory: list[Any] = [*map(_storage, self._params)]
-        self._grad_memory: list[Any] = [*map(_storage, self._grads)]
-        memories = [*map(_memory, self._memory)]
+        self._memory, self._grad_memory = Memory.of(self._params), Memory.of(self._grads)
+        memories = self._memory.addresses
         self.launch_of = dict(zip(memories, last.numbers, strict=True))
         self.launch_of.pop(0, None)
         # Parameters that share memory may share a version, too.
@@ -130,9 +177,13 @@ class Pending:
     def misuse(self, first: int, stop: int) -> tuple[str, list[torch.Tensor]]:
         """Return what was done to parameters and gradients of some launches, in words, and the untouched parameters.
 
-        The words are "" if nothing was done.  Parameters that share memory are left out.
+        The words are "" if nothing was done, and :data:`REPLACED` if memory is gone that a launch would read or write.
+        Parameters that share memory are left out.
         """
         at = self.between(first, stop)
+        touched = slice(at.start, self.last.touched[stop - 1])
+        if not (self._memory.is_kept(touched) and self._grad_memory.is_kept(touched)):
+            return REPLACED, []
         found, untouched = "", self._params[at]
         if not self._are_as_they_were(at):
             done = [self._done_to(i) for i in range(at.start, at.stop)]
@@ -170,14 +221,14 @@ class Pending:
     def let_go(self, first: int, stop: int) -> None:
         """Give back the parameters and gradients of some launches."""
         at = self.between(first, stop)
-        for kept in (self._params, self._grads, self._memory, self._grad_memory):
+        for kept in (self._params, self._grads, self._memory.storages, self._grad_memory.storages):
             kept[at] = [None] * (at.stop - at.start)
 
 
 #: Functions that look at tensors and read no values.
 LOOKS = (
-    memory_of, cannot_be_told, addresses_in, LastLaunches.of, Pending.__init__, Pending._are_as_they_were,
-    Pending._done_to,
+    memory_of, cannot_be_told, addresses_in, addresses_of, LastLaunches.of, Memory.of, Pending.__init__,
+    Pending._are_as_they_were, Pending._done_to,
 )  # fmt: skip
 
 

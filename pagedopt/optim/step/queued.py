@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from ...system.interrupts import Uninterrupted
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from .launches import PreparedStep
-from .pending import LastLaunches, Pending, cannot_be_told, memory_of
+from .pending import REPLACED, LastLaunches, Pending, addresses_of, cannot_be_told, memory_of
 from .update import Update
 
 
@@ -84,7 +85,8 @@ class QueuedStep:
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
         # Launches may run when it is replaced.
-        self._state = [update.tensors[len(update.seen) :] for update in step.updates]
+        self._state: list[Any] = [update.tensors[len(update.seen) :] for update in step.updates]
+        self._addresses = addresses_of(self._state)
         self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
@@ -108,7 +110,9 @@ class QueuedStep:
             with torch.cuda.stream(side):  # slots and tables that are made belong to it
                 graphs = [update.graph(self._arenas) for update in updates]
             rows = [u.rows_by_launch(whole=graph is not None) for u, graph in zip(updates, graphs, strict=True)]
-            self.last = LastLaunches.of(updates, rows, self.last)
+            before, self.last = self.last, LastLaunches.of(updates, rows, self.last)
+            if self.last is not before:
+                self.last.keep_memory_for(side, updates)
             if all(graph is not None or update.route is None for update, graph in zip(updates, graphs, strict=True)):
                 self._later = updates, graphs
             else:
@@ -128,6 +132,10 @@ class QueuedStep:
         optimizer = self._optimizer()
         with self.lock, Uninterrupted(gives_way=True):
             if (side := self._side) is None or self._later is None or not self.total:  # it was not counted
+                return
+            self._look_at_memory(0, self.total)
+            if self.misuse == REPLACED:
+                self._abandon()
                 return
             with contextlib.ExitStack() as written:
                 if optimizer is not None:
@@ -292,12 +300,39 @@ class QueuedStep:
         """
         if self._pending is None or stop <= self._looked:
             return
-        misuse, untouched = self._pending.misuse(self._looked, stop)
-        self.misuse = self.misuse or misuse
+        untouched = self._look_at_memory(self._looked, stop)
+        if self.misuse == REPLACED and self._side is None:
+            self._abandon()
+            return
         if any(counter._version != version for counter, version in self._counters):
             self.misuse = self.misuse or "state was written"
         self._looked = stop  # not before, for misuse would be lost by an interrupt; nor later: our own would be misuse
         torch.autograd.graph.increment_version(untouched)
+
+    def _look_at_memory(self, first: int, stop: int) -> list[torch.Tensor]:
+        """Note what was done to the tensors of some launches; return parameters to which nothing was done.
+
+        If memory was replaced, state is damaged: the step was counted.  State is not kept launch by launch; so its
+        memory is looked at before the first launch and before the last.
+        """
+        assert self._pending is not None, "the step was counted"
+        misuse, untouched = self._pending.misuse(first, stop)
+        if (first == 0 or stop == self.total) and addresses_of(self._state) != self._addresses:
+            misuse = REPLACED
+        if misuse == REPLACED and self.misuse != REPLACED:
+            self.misuse = misuse
+            if (optimizer := self._optimizer()) is not None:
+                optimizer.damaged = f"{misuse} before a queued step had used it"
+        self.misuse = self.misuse or misuse
+        return untouched
+
+    def _abandon(self) -> None:
+        """Launch nothing more: launches hold addresses, and the memory there may belong to others by now."""
+        launches = self._launches
+        self._drop()
+        self._pending, self.total = None, self.begun
+        if launches is not None:
+            launches.close()  # brings fetched pages back
 
     def _carry_out(self, stop: int) -> None:
         """Carry out launches on a CPU; behind the last, write pages back."""
@@ -305,10 +340,10 @@ class QueuedStep:
             raise RuntimeError("this process was forked while a step was queued: call optimizer.wait() before")
         optimizer = self._optimizer()
         with Uninterrupted(gives_way=True):
-            launches = self._launches
-            if launches is None:  # a signal handler has just carried them out
-                return
             self._look(stop)
+            launches = self._launches
+            if launches is None:  # they are abandoned, or a signal handler has just carried them out
+                return
             written = contextlib.nullcontext() if optimizer is None else whole(optimizer, "a queued step", lambda: True)
             with written:
                 try:

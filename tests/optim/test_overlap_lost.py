@@ -1,0 +1,258 @@
+"""A queued update that can no longer be made, or was made too late, is told: once, and not by what heals or ends."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from children import python
+from overlapped import Loop, linears
+from torch import nn
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
+
+
+def pending(**options: Any) -> Loop:
+    """A model whose update is queued, and whose gradients are kept."""
+    loop = Loop(**options)
+    loop.start(True)
+    loop.train(2)
+    loop.gradients()
+    loop.opts[0].step()
+    assert loop.opts[0]._overlap.queued.begun == 0
+    return loop
+
+
+def _in_the_middle(loop: Loop) -> nn.Parameter:
+    return loop.models[0][len(loop.models[0]) // 2].weight  # type: ignore[index]
+
+
+def _state(loop: Loop) -> torch.Tensor:
+    return loop.opts[0].state[_in_the_middle(loop)]["exp_avg"]
+
+
+def _gradient(loop: Loop) -> torch.Tensor:
+    grad = _in_the_middle(loop).grad
+    assert grad is not None
+    return grad
+
+
+def _away_and_back(tensor: torch.Tensor) -> None:
+    """As sharding by hand does: memory is freed, others take it, and it comes back somewhere else."""
+    kept, storage = tensor.detach().clone(), tensor.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    _away_and_back.others = [torch.zeros_like(kept) for _ in range(8)]  # type: ignore[attr-defined]
+    storage.resize_(size)
+    tensor.data.copy_(kept)
+
+
+#: Memory that a launch would read or write is another tensor's by now.
+REPLACED: dict[str, Callable[[Loop], Any]] = {
+    "parameter shared": lambda loop: _in_the_middle(loop).share_memory_(),
+    "parameter freed": lambda loop: _in_the_middle(loop).untyped_storage().resize_(0),
+    "parameter away and back": lambda loop: _away_and_back(_in_the_middle(loop)),
+    "gradient shared": lambda loop: _gradient(loop).share_memory_(),
+    "gradient freed": lambda loop: _gradient(loop).untyped_storage().resize_(0),
+    "state shared": lambda loop: _state(loop).share_memory_(),
+    "state with other data": lambda loop: setattr(_state(loop), "data", _state(loop).clone()),
+}
+
+
+@pytest.mark.parametrize("act", REPLACED.values(), ids=list(REPLACED))
+def test_memory_that_was_replaced_is_not_followed(act: Callable[[Loop], Any]) -> None:
+    """Nothing is written there; the error rises once, and the state is damaged until it is loaded."""
+    loop = pending()
+    (opt,), (model,) = loop.opts, loop.models
+    saved = copy.deepcopy(torch.optim.AdamW.state_dict(opt))
+    act(loop)
+    params = [p for p in model.parameters() if p.untyped_storage().nbytes()]
+    before = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match="given other memory before it was waited for"):
+        opt.wait()
+    same = [*map(torch.equal, before, params)]
+    assert all(same)
+    opt.wait()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"damaged: .* given other memory .* load_state_dict"):
+            opt.step()
+    opt.load_state_dict(saved)
+    opt.zero_grad()
+    if len(params) == len([*model.parameters()]):
+        loop.train(2)
+
+
+def test_memory_that_is_replaced_in_a_forward() -> None:
+    """Launches before it are made, those behind it are not; the step that follows tells."""
+    loop = pending()
+    (opt,), (model,) = loop.opts, loop.models
+    opt.zero_grad()
+    middle = model[len(model) // 2]  # type: ignore[index]
+
+    def share(*_: object) -> None:
+        middle.weight.share_memory_()
+
+    model[4].register_forward_hook(share)  # type: ignore[index]
+    before = [p.detach().clone() for p in model.parameters()]
+    loop.gradients()
+    same = [*map(torch.equal, before, model.parameters())]
+    assert not same[0]
+    assert all(same[-4:])
+    with pytest.raises(RuntimeError, match=r"given other memory .* was not taken"):
+        opt.step()
+
+
+def _others(params: Any) -> None:
+    for p in params:
+        p.data = p.data.clone()
+
+
+LOUD: dict[str, Callable[[Loop], Any]] = {
+    "wait": lambda loop: loop.opts[0].wait(),
+    "waited": lambda loop: loop.opts[0].waited().__enter__(),
+    "state_dict": lambda loop: loop.opts[0].state_dict(),
+    "decoded_state_dict": lambda loop: loop.opts[0].decoded_state_dict(),
+    "model.state_dict": lambda loop: loop.models[0].state_dict(),
+    "a part's state_dict": lambda loop: loop.models[0][0].state_dict(),  # type: ignore[index]
+    "step": lambda loop: loop.opts[0].step(),
+    "detach": lambda loop: loop.opts[0].detach(),
+}
+
+
+@pytest.mark.parametrize("name", LOUD)
+def test_what_tells_of_a_lost_update(name: str) -> None:
+    """Parameters were given other memory, which the update does not write."""
+    loop = pending()
+    _others(loop.models[0].parameters())
+    with pytest.raises(RuntimeError, match="a parameter was given other memory before it was waited for"):
+        LOUD[name](loop)
+    hooked = any(module._forward_pre_hooks for module in loop.models[0].modules())
+    assert hooked is (name != "detach")
+    for act in LOUD.values():  # once
+        act(loop)
+
+
+QUIET: dict[str, Callable[[Loop], Any]] = {
+    "load_state_dict": lambda loop: loop.opts[0].load_state_dict(torch.optim.AdamW.state_dict(loop.opts[0])),
+    "model.load_state_dict": lambda loop: loop.models[0].load_state_dict(linears().state_dict()),
+    "deepcopy": lambda loop: copy.deepcopy(loop.opts[0]),
+    "memory_report": lambda loop: loop.opts[0].memory_report(),
+    "cast": lambda loop: loop.models[0].double().float(),
+    "fork": lambda loop: (os.fork() or os._exit(0)) and os.wait(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [(name, replaced) for name in QUIET for replaced in (False, True) if name != "deepcopy" or not replaced],
+)
+def test_what_heals_or_only_passes_by_raises_nothing(name: str, replaced: bool) -> None:
+    """And what tells does so all the same."""
+    loop = pending()
+    if replaced:
+        _in_the_middle(loop).share_memory_()
+    else:
+        _others(loop.models[0].parameters())
+    QUIET[name](loop)
+    with pytest.raises(RuntimeError, match="given other memory before it was waited for"):
+        loop.opts[0].wait()
+
+
+def test_a_dead_optimizer_warns() -> None:
+    loop = pending()
+    _others(loop.models[0].parameters())
+    gc.collect()
+    with pytest.warns(RuntimeWarning, match="a parameter was given other memory before it was waited for"):
+        loop.opts.clear()
+
+
+AT_EXIT = """
+import sys
+sys.path[:0] = {paths}
+from tests.optim.test_overlap_lost import REPLACED, pending
+REPLACED[sys.argv[1]](loop := pending())
+"""
+
+
+@pytest.mark.parametrize("name", ["parameter freed", "gradient shared"])
+def test_the_end_of_the_process(name: str) -> None:
+    """It warns, and ends as it would without."""
+    import sys
+
+    python("-W", "ignore", "-c", AT_EXIT.format(paths=sys.path), name, fresh=True)
+
+
+class Early(nn.Module):
+    """Reads a parameter of its own before it calls a child, in methods."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pos = nn.Parameter(torch.randn(width))
+        self.net = linears(width)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x + self.pos)
+
+    forward = features
+
+
+def _trained_by(call: Callable[[nn.Module, int], Callable[..., torch.Tensor]], attached: bool) -> list[float]:
+    loop = Loop(make=lambda width: [Early(width)])
+    loop.forward = lambda x: call(loop.models[0], loop.number)(x)  # type: ignore[method-assign]
+    loop.start(attached)
+    return loop.train(4)
+
+
+@pytest.mark.filterwarnings("ignore:this step was not queued.*code calls no hooks")
+@pytest.mark.parametrize("name", ["features", "forward"])
+def test_a_model_that_is_trained_by_a_method(name: str) -> None:
+    """Its steps are taken at once: what it reads before it calls a child passes no hook."""
+    assert _trained_by(lambda m, _: getattr(m, name), True) == _trained_by(lambda m, _: getattr(m, name), False)
+
+
+def test_the_warning_says_what_to_attach() -> None:
+    with pytest.warns(RuntimeWarning, match=r"attach\(\) the modules that are called"):
+        _trained_by(lambda m, _: m.features, True)
+
+
+def test_a_method_behind_a_call_of_the_model() -> None:
+    """Its step was queued, and the method has read an old parameter when it calls a child."""
+    loop = Loop(make=lambda width: [Early(width)])
+    loop.start(True)
+    loop.train(2)
+    model, opt = loop.models[0], loop.opts[0]
+    with pytest.raises(RuntimeError, match=r"a Sequential is called .* parameter 'pos' .* still to be updated"):
+        model.features(loop.batch())
+    assert not opt._overlap._calls.stack
+    loop.train(2)
+    with opt.waited():
+        model.features(loop.batch())
+    loop.train(1)
+    opt.wait()
+    model.net(loop.batch())  # nothing is pending
+
+
+def test_both_are_attached() -> None:
+    """A child that is a model of its own may be called behind a read of its parent's method, too."""
+    loop = Loop(make=lambda width: [Early(width)], attach=lambda loop: [loop.models[0], loop.models[0].net])
+    loop.start(True)
+    loop.train(2)
+    with pytest.raises(RuntimeError, match="parameter 'pos'"):
+        loop.models[0].features(loop.batch())
+
+
+def test_the_modules_that_are_called_are_attached() -> None:
+    """The remedy: their steps are queued, and step() waits for what the method reads itself."""
+    call = lambda m, _: m.features  # noqa: E731
+    loop = Loop(make=lambda width: [Early(width)], attach=lambda loop: [loop.models[0].net])
+    loop.forward = lambda x: call(loop.models[0], 0)(x)  # type: ignore[method-assign]
+    loop.start(True)
+    with pytest.warns(RuntimeWarning, match="in no attached model"):
+        losses = loop.train(4)
+    assert losses == _trained_by(call, False)
+    assert loop.hidden() > 0
