@@ -111,7 +111,8 @@ TABLE = {
         None,
         {
             'None, "all"': "everything",
-            '"2GiB", "500 MB", 2e9, 65536': "bytes; a float above 1 is bytes, and has to be whole",
+            '"2GiB", "500 MB", 2e9, 65536': "bytes, an integer of Python or NumPy; a float above 1 is bytes, and has "
+            "to be whole",
             "0": "nothing",
             '"50%", 0.5': "half; a float from 0 to 1 is a share. It applies to each arena, later ones too",
             "1.0": "everything: a share of 100 %",
