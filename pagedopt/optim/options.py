@@ -230,14 +230,12 @@ documented(Options, meanings=True)
 
 
 def check_hyperparameters(**given: Any) -> None:
-    """Raise TypeError for hyperparameters that are texts, and for ``betas`` that are no pair."""
+    """Raise TypeError for hyperparameters that are texts, and for a learning rate that is None."""
     for name, value in given.items():
         if name == "lr" and value is None:
             raise TypeError("lr is None; give a number, or leave it out")
         if isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
-        if name == "betas" and (not isinstance(value, tuple | list) or any(isinstance(beta, str) for beta in value)):
-            raise TypeError(f"betas is {value!r}; give two numbers, as betas=(0.9, 0.999)")
 
 
 def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str], options: Options) -> None:
