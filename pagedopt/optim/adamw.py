@@ -48,6 +48,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
     """
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
+    extra_defaults = ("amsgrad", "decoupled_weight_decay")  # they choose the rule
     fixed_dtypes = ("exp_avg",)  # torch updates it with lerp_, which refuses mixed dtypes
 
     def __init__(

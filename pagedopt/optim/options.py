@@ -238,28 +238,6 @@ def check_hyperparameters(**given: Any) -> None:
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
 
 
-def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str], options: Options) -> None:
-    """Check the keys of a new group of the class ``owner``, whose hyperparameters are in ``defaults``.
-
-    A wrapper may repeat the ``options`` of the constructor in each group, as ``ZeroRedundancyOptimizer`` does.
-
-    Raises:
-        KeyError: it has no parameters.
-        ValueError: it has another value of an option that holds for all parameters of an optimizer.
-    """
-    if "params" not in group:
-        keys = ", ".join(map(repr, group)) or "nothing"
-        raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
-    for name in TABLE:
-        if name in OF_GROUPS or name in defaults or name not in group:
-            continue
-        own: Any = options[name]  # type: ignore[literal-required]
-        if group[name] is not own and (type(group[name]) is not type(own) or group[name] != own):
-            raise ValueError(
-                f"a parameter group has {name!r}, which holds for all parameters; write {owner}(…, {name}=…)"
-            )
-
-
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:
     """Return ``options`` of class ``kind``, completed with defaults.  The store checks placement, budget and access.
 

@@ -82,6 +82,12 @@ def tuple_of_betas(given: Any) -> Any:
     return betas
 
 
+@functools.cache
+def group_keys(rule: Rule) -> frozenset[str]:
+    """Return the keys under which groups may have the rule's hyperparameters: ``beta1``, and ``betas``."""
+    return frozenset(key for source in _sources(rule) for key in (source.name, source.plural) if key)
+
+
 class _Source(NamedTuple):
     """Where groups have a hyperparameter: under ``name``, or in a tuple.
 
