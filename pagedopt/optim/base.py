@@ -68,8 +68,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
 
     A default that neither a rule nor ``initial`` reads is refused, unless it is one of torch's flags (``foreach``,
     ``fused``, ``capturable``, ``differentiable``) or an option.  A class keeps more, as for a scheduler or for its own
-    ``rule_of``, if it names them: ``extra_defaults = ("momentum",)``.  Groups may have any keys; there is a warning of
-    one that looks like a mistake.  A class that overrides ``rule_of`` and has no ``rules`` is not checked.
+    ``rule_of``, if it names them: ``extra_defaults = ("momentum",)``.  A class that overrides ``rule_of`` and has no
+    ``rules`` is not checked.
 
     Args:
         params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
@@ -216,6 +216,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     @locked
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, as torch does; a group that is refused is not added.
+
+        It may have any keys.  There is a warning, once for each class and key, of one that looks like a mistake.
 
         Raises:
             TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
