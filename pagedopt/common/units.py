@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
+from numbers import Integral
 
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -15,11 +16,11 @@ MAX_PARAMETERS = 10**14
 
 
 def parse_bytes(value: int | str, name: str = "device_budget") -> int:
-    """Return bytes from an integer or a text such as ``"2GiB"`` or ``"500 MB"``.
+    """Return bytes from an integer (of NumPy, too) or a text such as ``"2GiB"`` or ``"500 MB"``.
 
     Raises ValueError for another text or a negative number, TypeError for another type.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, bool) or not isinstance(value, Integral | str):
         raise TypeError(f"{name} is {value!r}; give bytes as an integer or a text as '2GiB'")
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d{1,4000}(?:\.\d{0,4000})?)\s*([kmgt]i?|)b?\s*", value.lower())
@@ -28,7 +29,7 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
         return int(Fraction(found[1]) * _BYTES[found[2]])  # a float would round from 2**53 bytes on
     if value < 0:
         raise ValueError(f"{name} is {value}; it cannot be negative")
-    return value
+    return int(value)
 
 
 _SECONDS_TEXT = re.compile(rf"\s*(\d+(?:\.\d*)?)\s*({'|'.join(_SECONDS)})\s*")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -13,6 +13,7 @@ from ..rules.rule import Rule
 from ..system.warn import warn_once
 from .base import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
+from .state.group_scalars import tuple_of_betas
 from .state.rule_optimizer import of_items_alone
 
 
@@ -26,7 +27,7 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         params: parameters or groups.
         lr: learning rate, a number or a tensor of one element (a step waits for a CUDA tensor, unless ``fused`` or
             ``capturable``).
-        betas: decay rates of the two moments.
+        betas: decay rates of the two moments, a sequence of two numbers or tensors; groups have them as a tuple.
         eps: added to the root of the second moment.
         weight_decay: decoupled weight decay.
         amsgrad: use the largest second moment so far.
@@ -47,13 +48,14 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
     """
 
     rules = (adamw, adamw_amsgrad, adam, adam_amsgrad)
+    extra_defaults = ("amsgrad", "decoupled_weight_decay")  # they choose the rule
     fixed_dtypes = ("exp_avg",)  # torch updates it with lerp_, which refuses mixed dtypes
 
     def __init__(
         self,
         params: Iterable[Any],
         lr: float | torch.Tensor = 1e-3,
-        betas: tuple[float | torch.Tensor, float | torch.Tensor] = (0.9, 0.999),
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
@@ -67,11 +69,11 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
     ) -> None:
         if differentiable and not fused:  # torch itself refuses both together
             raise ValueError("differentiable=True: PagedAdamW does not support it; use torch.optim.AdamW for that")
-        check_hyperparameters(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        check_hyperparameters(lr=lr, eps=eps, weight_decay=weight_decay)
         self._configure(options)
         torch.optim.AdamW.__init__(
-            self, params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, amsgrad=amsgrad, maximize=maximize,
-            foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
+            self, params, lr=lr, betas=tuple_of_betas(betas), eps=eps, weight_decay=weight_decay, amsgrad=amsgrad,
+            maximize=maximize, foreach=foreach, capturable=capturable, differentiable=differentiable, fused=fused,
         )  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -22,15 +22,16 @@ from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
 from .compiled import Traceable, put_into_graph
+from .keys import check_defaults, check_group_keys, keys_read, warn_of_unread
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
-from .options import Options, check_group_keys, complete, documented
+from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .overlap import everyone
 from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
-from .state.rule_optimizer import Group, RuleOptimizer, occurrences
+from .state.rule_optimizer import Group, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.factor import SCALING, note_scaling
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
@@ -65,6 +66,11 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     from 1 on; ``beta1``, ``beta2`` are the items of a group's tuple ``betas``.  A hyperparameter that the rule also
     returns is a number of the parameter's own: a CPU tensor of no dimensions in its state, like ``step``.
 
+    A default that neither a rule nor ``initial`` reads is refused, unless it is one of torch's flags (``foreach``,
+    ``fused``, ``capturable``, ``differentiable``) or an option.  A class keeps more, as for a scheduler or for its own
+    ``rule_of``, if it names them: ``extra_defaults = ("momentum",)``.  A class that overrides ``rule_of`` and has no
+    ``rules`` is not checked.
+
     Args:
         params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
             process updates its shard; state is a DTensor, placed as its parameter.
@@ -74,8 +80,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     Raises:
         ValueError: an option has a bad value; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement
             does not serve its device; ``initial`` names state that no rule has.
-        TypeError: there is no such option, or its value has the wrong type; the class has no rule, or a hyperparameter
-            of its only rule is missing.
+        TypeError: there is no such option, or its value has the wrong type; the class has no rule, a hyperparameter
+            of its only rule is missing, or nothing reads a default.
         RuleError: a rule assigns state and does not return it, does not change its first input, or changes its second.
     """
 
@@ -83,6 +89,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
         self._configure(options)
         super().__init__(params, defaults)
+        if self.known_rules():
+            check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -91,9 +99,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
 
     def _configure(self, options: Options, restored: bool = False) -> None:
         """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
-        # A class that overrides rule_of and leaves `rules` empty is checked in each step instead.
-        rules: Any = self.rules or (() if self._chooses() else (getattr(self, "rule", None),))
-        name = type(self).__name__
+        name, rules = type(self).__name__, self.known_rules()
         check_rules(name, rules)
         self._states, self.numbers = _names(rules)
         if rules:
@@ -110,10 +116,6 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         self._launches: Launches | None = None
         self._captures, self.preallocated, self.preallocate = [], {}, chosen["preallocate"]
         self._lock, self._quick = OptimizerLock(), QuickSteps()
-
-    def _chooses(self) -> bool:
-        """Return whether the rule depends on the group: then it is known only in a step."""
-        return type(self).rule_of is not RuleOptimizer.rule_of
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient, on the current stream, without waiting for the device.
@@ -216,6 +218,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a group, as torch does; a group that is refused is not added.
 
+        It may have any keys.  There is a warning, once for each class and key, of one that looks like a mistake.
+
         Raises:
             TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
                 is missing or not a number.
@@ -223,18 +227,20 @@ class PagedOptimizer(Traceable, SavingOptimizer):
                 float16 for squares; the group has another value of an option that holds for all parameters; a
                 parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
         """
+        name, read = type(self).__name__, keys_read(self)
         if isinstance(param_group, dict):
             rename_rounding(param_group)
-            check_group_keys(type(self).__name__, param_group, self.defaults, self._made_with)
+            check_group_keys(name, param_group, read, self._made_with)
         super().add_param_group(param_group)
-        name, group = type(self).__name__, self.param_groups[-1]
+        group = self.param_groups[-1]
         try:
             refuse(self, group, self._states)
             for device in {p.device for p in group["params"]}:
                 self.store.check_device(device)
             check_group(name, self.initial, group)
-            if not self._chooses():
+            if not self.chooses():
                 check_scalars(name, self.rule, group, self.defaults)
+            warn_of_unread(name, group, {*read, *self.defaults})
             if self.preallocate:
                 preallocate(self, len(self.param_groups) - 1)
         except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from ..rules.lion import lion
 from .base import PagedOptimizer
 from .options import Options, check_hyperparameters, documented
+from .state.group_scalars import tuple_of_betas
 
 
 @documented
@@ -19,7 +20,8 @@ class PagedLion(PagedOptimizer):
     Args:
         params: parameters or groups.
         lr: learning rate, the size of every element's update; 3 to 10 times less than for AdamW.
-        betas: weight of the momentum in the update's interpolation, and decay rate of the momentum.
+        betas: weight of the momentum in the update's interpolation, and decay rate of the momentum: a sequence of two
+            numbers or tensors; groups have them as a tuple.
         weight_decay: decoupled weight decay; 3 to 10 times more than for AdamW.
         maximize: go up the gradient.
         capturable: read learning rate and betas on the device, so that :meth:`step` may be captured into a CUDA graph.
@@ -37,14 +39,15 @@ class PagedLion(PagedOptimizer):
         self,
         params: Iterable[Any],
         lr: float | torch.Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.99),
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
         capturable: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_hyperparameters(lr=lr, betas=betas, weight_decay=weight_decay)
+        check_hyperparameters(lr=lr, weight_decay=weight_decay)
+        betas = tuple_of_betas(betas)
         if len(betas) != 2:
             raise ValueError(f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)")
         beta1, beta2 = betas

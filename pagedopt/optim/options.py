@@ -111,7 +111,8 @@ TABLE = {
         None,
         {
             'None, "all"': "everything",
-            '"2GiB", "500 MB", 2e9, 65536': "bytes; a float above 1 is bytes, and has to be whole",
+            '"2GiB", "500 MB", 2e9, 65536': "bytes, an integer of Python or NumPy; a float above 1 is bytes, and has "
+            "to be whole",
             "0": "nothing",
             '"50%", 0.5': "half; a float from 0 to 1 is a share. It applies to each arena, later ones too",
             "1.0": "everything: a share of 100 %",
@@ -229,36 +230,12 @@ documented(Options, meanings=True)
 
 
 def check_hyperparameters(**given: Any) -> None:
-    """Raise TypeError for hyperparameters that are texts, and for ``betas`` that are no pair."""
+    """Raise TypeError for hyperparameters that are texts, and for a learning rate that is None."""
     for name, value in given.items():
         if name == "lr" and value is None:
             raise TypeError("lr is None; give a number, or leave it out")
         if isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
-        if name == "betas" and (not isinstance(value, tuple | list) or any(isinstance(beta, str) for beta in value)):
-            raise TypeError(f"betas is {value!r}; give two numbers, as betas=(0.9, 0.999)")
-
-
-def check_group_keys(owner: str, group: Mapping[str, Any], defaults: Collection[str], options: Options) -> None:
-    """Check the keys of a new group of the class ``owner``, whose hyperparameters are in ``defaults``.
-
-    A wrapper may repeat the ``options`` of the constructor in each group, as ``ZeroRedundancyOptimizer`` does.
-
-    Raises:
-        KeyError: it has no parameters.
-        ValueError: it has another value of an option that holds for all parameters of an optimizer.
-    """
-    if "params" not in group:
-        keys = ", ".join(map(repr, group)) or "nothing"
-        raise KeyError(f"a parameter group has no 'params', and has {keys}; write {{'params': …}}")
-    for name in TABLE:
-        if name in OF_GROUPS or name in defaults or name not in group:
-            continue
-        own: Any = options[name]  # type: ignore[literal-required]
-        if group[name] is not own and (type(group[name]) is not type(own) or group[name] != own):
-            raise ValueError(
-                f"a parameter group has {name!r}, which holds for all parameters; write {owner}(…, {name}=…)"
-            )
 
 
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:

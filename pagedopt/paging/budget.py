@@ -6,6 +6,7 @@ import functools
 import re
 from dataclasses import dataclass, field
 from fractions import Fraction
+from numbers import Integral
 
 from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
 
@@ -65,6 +66,8 @@ class Budget:
             put("share", _share(said))  # a whole float above 1, as 2e9, is bytes
         elif said is not None and said != "all":
             put("nbytes", _bytes(said))
+            if isinstance(said, Integral):
+                put("said", self.nbytes)  # a NumPy integer becomes one of Python
 
     @classmethod
     def parse(cls, value: Given | Budget) -> Budget:
@@ -151,7 +154,7 @@ def _share(said: float | str) -> Fraction:
 def _bytes(said: Given) -> int:
     if isinstance(said, float):
         said = int(said)
-    if isinstance(said, bool) or not isinstance(said, (int, str)):
+    if isinstance(said, bool) or not isinstance(said, Integral | str):
         raise TypeError(f"device_budget is {said!r}; give bytes as an integer or a text as '2GiB'; {_ALSO}")
     if isinstance(said, str) and re.fullmatch(r"\s*\d*\.\d*\s*", said):
         raise ValueError(f"device_budget is {said!r}; bytes are whole: give a unit as in '0.5GiB', or a share as '50%'")

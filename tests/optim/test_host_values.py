@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from edits import groups_of, parameters
+from edits import groups_of, parameters, steps
 from edits_check import PLACEMENTS, World, assert_same, options, worlds
 
+from pagedopt import PagedAdamW, PagedLion
 from tests.optim.specs import BY_STATE as CASES
 
 VALUES = [math.nan, math.inf, 2.5, -1, 2**32, 0, 1]
@@ -26,6 +29,10 @@ def changed(case: str, name: str, value: float) -> dict[str, Any]:
         beta1, beta2 = CASES[case].options["betas"]
         return {"betas": (value, beta2) if name == "beta1" else (beta1, value)}
     return {name: value}
+
+
+def same(some: list[torch.nn.Parameter], others: list[torch.nn.Parameter]) -> bool:
+    return all(map(torch.equal, some, others))
 
 
 def outcome(act: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -60,6 +67,42 @@ def test_at_construction(case: str, name: str, value: float) -> None:
             assert_same(ours, theirs_)
     else:
         assert ours is theirs_
+
+
+PAIR = (0.75, 0.5)  # exact in float32, too
+PAIRS: dict[str, tuple[Any, type]] = {
+    "tuple": (PAIR, float),
+    "list": ([*PAIR], float),
+    "deque": (deque(PAIR), float),
+    "numbers of NumPy": ((np.float32(0.75), np.float64(0.5)), float),
+    "float64 array": (np.array(PAIR), float),
+    "float32 array": (np.array(PAIR, np.float32), float),
+    "tensors": ((torch.tensor(0.75), torch.tensor(0.5)), torch.Tensor),
+    "tensor": (torch.tensor(PAIR), torch.Tensor),
+}
+
+
+@pytest.mark.parametrize(("pair", "items"), PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("kind", [PagedAdamW, PagedLion])
+def test_betas_are_any_two_numbers(kind: Any, pair: Any, items: type) -> None:
+    """The defaults have a tuple, as torch's; a group keeps what it was given, and follows an edit of it in place."""
+    pair = copy.deepcopy(pair)
+    usual, by_default, by_group = (parameters() for _ in range(3))
+    both = [kind(usual, betas=PAIR), kind(by_default, betas=pair)]
+    optimizers = [*both, kind([{"params": by_group, "betas": pair}])]
+    betas = both[1].param_groups[0]["betas"]
+    assert betas == both[0].param_groups[0]["betas"] == PAIR
+    assert [type(betas), *map(type, betas)] == [tuple, items, items]
+    assert optimizers[2].param_groups[0]["betas"] is pair
+    for step in range(5):
+        if step == 3 and hasattr(pair, "__setitem__"):
+            pair[0] = 0.25
+            for optimizer in both:
+                optimizer.param_groups[0]["betas"] = (0.25, 0.5)
+        for optimizer, params in zip(optimizers, (usual, by_default, by_group), strict=True):
+            steps(optimizer, params, 1, step)
+    assert same(by_default, usual)
+    assert same(by_group, usual)
 
 
 @pytest.mark.parametrize("value", VALUES)

@@ -41,6 +41,7 @@ class FromTwo(Adagrad):
     """It starts with a number, whatever the group says."""
 
     initial: ClassVar = {"sum": 2.0}
+    extra_defaults = ("initial_accumulator_value",)
 
 
 PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}, {"state_format": "bfloat16"}]

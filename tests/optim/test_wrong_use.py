@@ -200,6 +200,10 @@ def moved(param, grad, *, blocks):  # type: ignore[no-untyped-def]
         ({"weight_decay": ""}, "weight_decay is '', a text; write the number, as weight_decay=0"),
         ({"betas": 0.9}, "betas is 0.9; give two numbers, as betas=(0.9, 0.999)"),
         ({"betas": ("0.9", 0.99)}, "betas is ('0.9', 0.99); give two numbers, as betas=(0.9, 0.999)"),
+        ({"betas": (0.9, None)}, "betas is (0.9, None); give two numbers, as betas=(0.9, 0.999)"),
+        ({"betas": "99"}, "betas is '99'; give two numbers, as betas=(0.9, 0.999)"),
+        ({"betas": {0.9: 0.99, 0.999: 0}}, "betas is {0.9: 0.99, 0.999: 0}; give two numbers, as betas=(0.9, 0.999)"),
+        ({"betas": {0.5}}, "betas is {0.5}; give two numbers, as betas=(0.9, 0.999)"),
         ({"learning_rate": 1.0}, "__init__() got an unexpected keyword argument 'learning_rate': write lr=…"),
     ],
 )

@@ -41,6 +41,9 @@ BYTES = [
     ("1.9b", 1),  # bytes are whole
     ("9007199254740993", 2**53 + 1),  # a float would lose the last one
     ("1" + "0" * 400, 10**400),  # and could not hold this
+    (np.int64(2 * GIB), 2 * GIB),
+    (np.uint64(2**63 + 1), 2**63 + 1),
+    (np.uint8(200), 200),
 ]
 WHOLE = [(2.0, 2), (1.5e9, 1_500_000_000), (2e9, 2 * 10**9), (2.0**70, 2**70)]
 
@@ -49,6 +52,8 @@ WHOLE = [(2.0, 2), (1.5e9, 1_500_000_000), (2e9, 2 * 10**9), (2.0**70, 2**70)]
 def test_bytes_are_read(said: int | str, nbytes: int) -> None:
     assert parse_bytes(said) == nbytes
     budget = Budget(said)
+    assert {type(parse_bytes(said)), type(budget.nbytes)} == {int}
+    assert type(budget.said) in (int, str)  # it is pickled
     assert (budget.nbytes, budget.share, budget.auto, budget.everything) == (nbytes, None, False, False)
     assert budget.of(nbytes + 5) == budget.limit(3) == nbytes
     assert budget.of(nbytes // 2) == nbytes // 2
@@ -182,7 +187,7 @@ def test_what_is_no_budget_is_refused() -> None:
     with pytest.raises(ValueError, match=r"device_budget is -1; it cannot be negative"):
         Budget(-1)
     text = r"device_budget is .*give bytes as an integer or a text as '2GiB'; a share"
-    wrong: tuple[Any, ...] = (True, False, [], (1,), b"2GiB", 1j, object)
+    wrong: tuple[Any, ...] = (True, False, np.True_, [], (1,), b"2GiB", 1j, object)
     for value in wrong:
         with pytest.raises(TypeError, match=text):
             Budget(value)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from ...rules import Rule
@@ -62,6 +63,29 @@ def number_of(name: str, value: Any) -> float:
     if value is None or isinstance(value, str | bytes):
         raise TypeError(f"{name} is {value!r}{'' if value is None else ', a text'}; give a number")
     return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+def tuple_of_betas(given: Any) -> Any:
+    """Return a sequence of numbers or tensors as a tuple, as torch's AdamW does; NumPy's numbers become Python's.
+
+    How many there are is not looked at.  Raises TypeError for what is no sequence, and for an item that is no number.
+    """
+    try:
+        if isinstance(given, str | bytes | Mapping | Set):
+            raise TypeError
+        betas = tuple([beta.item() if isinstance(beta, np.generic | np.ndarray) else beta for beta in given])
+        for beta in betas:
+            if not isinstance(beta, torch.Tensor):
+                number_of("betas", beta)
+    except (TypeError, ValueError):
+        raise TypeError(f"betas is {given!r}; give two numbers, as betas=(0.9, 0.999)") from None
+    return betas
+
+
+@functools.cache
+def group_keys(rule: Rule) -> frozenset[str]:
+    """Return the keys under which groups may have the rule's hyperparameters: ``beta1``, and ``betas``."""
+    return frozenset(key for source in _sources(rule) for key in (source.name, source.plural) if key)
 
 
 class _Source(NamedTuple):

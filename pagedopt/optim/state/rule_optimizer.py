@@ -44,6 +44,8 @@ class RuleOptimizer(ClippingOptimizer):
     has_step: ClassVar[bool] = True
     #: First values of state that does not begin at zero, by its name: a number, or the key of the group that has it.
     initial: ClassVar[Mapping[str, float | str]] = {}
+    #: Keys that the class has among its defaults though no rule takes them: other code reads them.
+    extra_defaults: ClassVar[tuple[str, ...]] = ()
     #: Names of state whose dtype must be the one it was made in or the gradient's, as torch's update requires.
     fixed_dtypes: ClassVar[tuple[str, ...]] = ()
     #: Why state is damaged (part of it belongs to another step than the rest), for an error message; "" if it is not.
@@ -72,6 +74,14 @@ class RuleOptimizer(ClippingOptimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    def chooses(self) -> bool:
+        """Return whether the rule depends on the group: then it is known only in a step."""
+        return type(self).rule_of is not RuleOptimizer.rule_of
+
+    def known_rules(self) -> tuple[Any, ...]:
+        """Return all rules of the class; none if it chooses and leaves :attr:`rules` empty: then each step checks."""
+        return self.rules or (() if self.chooses() else (getattr(self, "rule", None),))
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""

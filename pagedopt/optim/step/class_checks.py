@@ -52,7 +52,7 @@ def check_initial(owner: str, initial: Mapping[str, Any], names: Collection[str]
     """Raise ValueError if ``initial`` names state other than ``names``, TypeError if a value is no number or text."""
     for name, value in initial.items():
         if name not in names:
-            raise ValueError(f"{owner}.initial has {name!r}; its state is {sorted(names)}{_nearest(name, names)}")
+            raise ValueError(f"{owner}.initial has {name!r}; its state is {sorted(names)}{nearest_of(name, names)}")
         if not isinstance(value, Real | str):
             raise TypeError(
                 f"{owner}.initial[{name!r}] is {value!r}; give a number, or the name of the group's value that is one"
@@ -66,7 +66,7 @@ def check_group(owner: str, initial: Mapping[str, Any], group: Group) -> None:
             if key not in group:
                 raise ValueError(
                     f"{owner}.initial[{name!r}] is {key!r}, which is neither in the defaults nor in the group"
-                    f"{_nearest(key, group)}"
+                    f"{nearest_of(key, group)}"
                 )
             number_of(key, group[key])
 
@@ -87,14 +87,14 @@ def check_scalars(owner: str, rule: Rule, group: Group, defaults: Collection[str
     if missing := [name for name in rule.scalars if name not in own]:
         raise TypeError(
             f"{owner}: rule {rule.name!r} takes {', '.join(map(repr, missing))}, neither in the defaults that "
-            f"super().__init__() is given nor in the group{''.join(_nearest(name, group) for name in missing)}"
+            f"super().__init__() is given nor in the group{''.join(nearest_of(name, group) for name in missing)}"
         )
 
 
-def _nearest(name: str, names: Collection[str]) -> str:
+def nearest_of(name: str, names: Collection[str]) -> str:
     """Return the end of a message that suggests a similar name, or ""."""
     found = nearest(name, (n for n in names if n != "params"), 0.6)  # lower than usual: names are few and short
     return f"; for {name!r} there is {found!r}" if found else ""
 
 
-__all__ = ["check_group", "check_initial", "check_rules", "check_scalars", "check_update"]
+__all__ = ["check_group", "check_initial", "check_rules", "check_scalars", "check_update", "nearest_of"]
