@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore")]
 TRACED = "a compiler has traced the model, and its code calls no hooks"
-UNSEEN = "no forward of an attached model was seen since the last step"
+UNSEEN = (
+    "no forward of an attached model was seen since the last step; attach() the modules that are called, for hooks see "
+    "no other method of a model"
+)
 
 
 @pytest.fixture(autouse=True)

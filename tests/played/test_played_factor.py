@@ -126,7 +126,7 @@ def test_the_forward_hides_such_a_step(
             optimizer.wait()
             report = optimizer.overlap_report()
             assert report.hidden
-            assert set(report.plain) <= {"no forward of an attached model was seen since the last step"}
+            assert all(why.startswith("no forward of an attached model was seen") for why in report.plain)
         return [*(t.cpu() for t in found), *ends_of(model.parameters(), optimizer)]
 
     play(monkeypatch, act, order)

@@ -208,7 +208,8 @@ def test_an_error_while_step_waits_for_parameters_outside(monkeypatch: pytest.Mo
         if run.card is None:
             return []
         optimizer.detach()
-        optimizer.attach(model[2:])
+        rest = torch.nn.ModuleList(model[2:])
+        optimizer.attach(rest)
         train(run, model, optimizer, 4)
         optimizer.zero_grad()
         model(run.numbers(4, WIDTH)).square().mean().backward()

@@ -120,7 +120,7 @@ REPLACED = "a parameter, a gradient or state was given other memory"
 
 
 class Memory(NamedTuple):
-    """Storages of tensors, and where their memory was.
+    """Storages of pairs of tensors, and where their memory was.
 
     A storage that is kept alive does not keep its memory: ``share_memory_()`` and ``resize_()`` replace that in place.
     """
@@ -130,13 +130,14 @@ class Memory(NamedTuple):
     sizes: list[int]
 
     @classmethod
-    def of(cls, tensors: Iterable[torch.Tensor]) -> Memory:
+    def of(cls, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Memory:
         """Return the memory that tensors have now."""
-        storages = [*map(_storage, tensors)]
+        storages = [*map(_storage, chain.from_iterable(pairs))]
         return cls(storages, [*map(_memory, storages)], [*map(_nbytes, storages)])
 
-    def is_kept(self, at: slice) -> bool:
-        """Return whether these storages still have it."""
+    def is_kept(self, first: int, stop: int) -> bool:
+        """Return whether the storages of some pairs still have it."""
+        at = slice(2 * first, 2 * stop)
         storages = self.storages[at]
         return [*map(_memory, storages)] == self.addresses[at] and [*map(_nbytes, storages)] == self.sizes[at]
 
@@ -161,8 +162,8 @@ class Pending:
         self._grads: list[Any] = last.pick(_grads(updates))
         self._addresses = [*map(_address, self._params)]
         self._versions, self._grad_versions = [*map(_version, self._params)], [*map(_version, self._grads)]
-        self._memory, self._grad_memory = Memory.of(self._params), Memory.of(self._grads)
-        memories = self._memory.addresses
+        self._memory = Memory.of(zip(self._params, self._grads, strict=True))
+        memories = self._memory.addresses[::2]
         self.launch_of = dict(zip(memories, last.numbers, strict=True))
         self.launch_of.pop(0, None)
         # Parameters that share memory may share a version, too.
@@ -181,8 +182,7 @@ class Pending:
         Parameters that share memory are left out.
         """
         at = self.between(first, stop)
-        touched = slice(at.start, self.last.touched[stop - 1])
-        if not (self._memory.is_kept(touched) and self._grad_memory.is_kept(touched)):
+        if not self._memory.is_kept(at.start, self.last.touched[stop - 1]):
             return REPLACED, []
         found, untouched = "", self._params[at]
         if not self._are_as_they_were(at):
@@ -221,8 +221,9 @@ class Pending:
     def let_go(self, first: int, stop: int) -> None:
         """Give back the parameters and gradients of some launches."""
         at = self.between(first, stop)
-        for kept in (self._params, self._grads, self._memory.storages, self._grad_memory.storages):
-            kept[at] = [None] * (at.stop - at.start)
+        nothing = [None] * (at.stop - at.start)
+        self._params[at] = self._grads[at] = nothing
+        self._memory.storages[2 * at.start : 2 * at.stop] = 2 * nothing
 
 
 #: Functions that look at tensors and read no values.
