@@ -192,14 +192,8 @@ def test_extras_are_taken_over_as_torch_takes_them(world: tuple[str, str, str]) 
     way, kind, place = world
     ours, theirs, hyper = KINDS[kind]
     for name, put in PUTS.items():
-        if (way, place, name) in NOT_THE_SAME:
-            continue
         want = outcome(theirs, hyper, put, way)
         assert outcome(ours, {**hyper, **PLACES[place]}, put, way) == want, name
-
-
-#: State that is unpickled moves into pages, and extras that were the same tensors do not.
-NOT_THE_SAME = {("pickle", "away", "own state"), ("pickle", "away", "of another parameter")}
 
 
 class Pair(NamedTuple):

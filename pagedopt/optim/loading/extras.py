@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,11 @@ from ...tables.columns import has_memory
 from ..state.scalar_state import beside_param
 from .check import Loaded, State
 
-Tensors = Callable[[torch.Tensor], bool]
+IsWritten = Callable[[torch.Tensor], bool]
 
 
 @torch.no_grad()
-def with_extras(entries: State, state: Mapping[Any, Any], members: Sequence[Loaded], is_written: Tensors) -> State:
+def with_extras(entries: State, state: Mapping[Any, Any], members: Sequence[Loaded], is_written: IsWritten) -> State:
     """Return ``entries``, state of an optimizer's own, with the extras of ``state``, a loaded one, and in its order.
 
     Args:
@@ -39,16 +39,26 @@ def with_extras(entries: State, state: Mapping[Any, Any], members: Sequence[Load
     for key, value in state.items():
         if key not in by_key:
             found[key] = extras.beside_entries(value)
-        elif (own := entries.get((member := by_key[key]).param)) is not None:
+            continue
+        member = by_key[key]
+        if (own := entries.get(member.param)) is not None:
             read = {*own, *(column for source in member.sources.values() for column in source.columns)}
             others = {name: extras.in_entry(item, name, member) for name, item in value.items() if name not in read}
             found[member.param] = {**own, **others}
     return found
 
 
+def relink(state: MutableMapping[Any, Any], known: dict[int, torch.Tensor]) -> None:
+    """Replace tensors in the extras of an optimizer's state by those that ``known`` has for their ids."""
+    extras = _Extras(known, lambda _: False)
+    for key, value in state.items():
+        if (linked := extras.beside_entries(value)) is not value:
+            state[key] = linked
+
+
 @dataclass(frozen=True)
 class _Extras:
-    """Takes over extras.
+    """How extras are taken over.
 
     Attributes:
         known: tensors by their ids: of a parameter itself, of loaded state the tensor that will have its values.
@@ -56,7 +66,7 @@ class _Extras:
     """
 
     known: dict[int, torch.Tensor]
-    is_written: Tensors
+    is_written: IsWritten
 
     def follow(self, loaded: Mapping[str, Any], own: Mapping[str, torch.Tensor]) -> None:
         """Let extras that are ``loaded`` state be the optimizer's ``own``, where torch would take the loaded tensor."""
