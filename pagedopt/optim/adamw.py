@@ -78,7 +78,8 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """As torch's AdamW, which sets ``decoupled_weight_decay``; says so where that changes what a group does."""
-        coupled = any(not g.get("decoupled_weight_decay", True) and g["weight_decay"] for g in state["param_groups"])
+        groups = state.get("param_groups", vars(self).get("param_groups", ()))
+        coupled = any(not g.get("decoupled_weight_decay", True) and g.get("weight_decay") for g in groups)
         super().__setstate__(state)
         if coupled:
             warn_once(

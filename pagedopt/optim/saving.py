@@ -68,11 +68,15 @@ class SavingOptimizer(OverlappingOptimizer):
         """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
 
         Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
-        ones.  Placement, budget and formats stay, and no reference to the dict or its tensors remains; ``seed`` and
+        ones, and no reference to the dict or to these values remains.  Placement, budget and formats stay; ``seed`` and
         ``rounding`` of a loaded group replace its own.  As in torch, state of a bfloat16 or float16 parameter is
         rounded to its dtype, unless ``state_format`` says otherwise.  State in int8 is loaded into any
         ``state_format``, decoded and rounded once; its bits are copied into int8, unless the parameter has other
         strides and so other blocks.
+
+        What wrappers keep beside such state is taken over as in torch.  Under a key that is no parameter it stays the
+        same object.  In the entry of a parameter tensors go to its device and dtype, containers are made anew, and
+        all else stays the same object, parameters of this optimizer too.
 
         Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
         the optimizer damaged, and so does a copy that fails (full disk).

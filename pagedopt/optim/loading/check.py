@@ -142,7 +142,8 @@ class Loaded:
 def has_old_codes(optimizer: RuleOptimizer) -> bool:
     """Return whether state is in codes that are loaded and no longer stored, as in a pickle of before."""
     ending = f".{OLD_ROOT2.columns[0].name}"
-    return any(str(name).endswith(ending) for entry in optimizer.state.values() for name in entry)
+    entries = [optimizer.state.get(p) or {} for _, _, p in occurrences(optimizer)]
+    return any(str(name).endswith(ending) for entry in entries for name in entry)
 
 
 def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]:
@@ -172,24 +173,38 @@ def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], 
 def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
     """Raise ValueError if a parameter has only part of the state that its rule needs, or state in wrong shapes.
 
-    State of another optimizer is refused, too.  Keys that no rule of this package names may be there.
+    State of another optimizer is refused, too.  Beside complete state there may be other keys (:mod:`.extras`).
     """
-    foreign = foreign_states(optimizer)
     for member in members(optimizer, state_dict):
         if member.entry:
             _check_entry(optimizer, member)
-        if others := [name for name in member.entry if name in foreign]:
-            raise ValueError(
-                f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
-                f"{type(optimizer).__name__} has: it is of another optimizer"
-            )
+            if others := _of_another(optimizer, member):
+                raise ValueError(
+                    f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
+                    f"{type(optimizer).__name__} has: it is of another optimizer"
+                )
 
 
-def foreign_states(optimizer: RuleOptimizer) -> set[str]:
-    """Return keys of state that rules of this package have, and no rule of this optimizer."""
-    own = optimizer.rules or tuple(optimizer.rule_of(group) for group in optimizer.param_groups)
-    known, mine = ({name for rule in rules for name in rule.inputs[2:]} for rules in (UPDATES.values(), own))
-    return {column.key(name) for name in known - mine for form in (FLOAT32, *ENCODED) for column in form.columns}
+def _of_another(optimizer: RuleOptimizer, member: Loaded) -> list[str]:
+    """Return the keys in an entry that are, together with the state of its rule, all state of another rule.
+
+    Only of a rule that the optimizer lacks.  Other keys are no reason to think that the state is of another optimizer.
+    """
+    rules = optimizer.rules or (optimizer.rule_of(member.group),)
+    own = {name for rule in rules for name in rule.inputs[2:]}
+    for rule in UPDATES.values():
+        names = rule.inputs[2:]
+        if member.states and member.states.keys() < {*names}:
+            more = {name: _keys_of(name, member.entry) for name in names if name not in own}
+            if more and all(more.values()):
+                return [key for keys in more.values() for key in keys]
+    return []
+
+
+def _keys_of(name: str, entry: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an entry under which a state may be, in any format."""
+    keys = {column.key(name) for form in (FLOAT32, *ENCODED) for column in form.columns}
+    return [key for key in entry if key in keys]
 
 
 def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
@@ -197,8 +212,9 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
     if absent := [name for name in (*member.numbers, *needed) if name not in member.entry]:
         states = tuple({f"{member.columns[name].name}." for name in absent if name in member.columns})
         other = any(str(name).startswith(states) for name in member.entry if name not in member.columns)
+        names = [name for name in member.entry if isinstance(name, str)]
         raise ValueError(
-            f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(member.entry)}"
+            f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(names)}"
             + ("; it was saved in another state_format, whose decoded_state_dict() any format loads" if other else "")
         )
     for name, value in member.entry.items():

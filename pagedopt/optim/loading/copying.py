@@ -16,6 +16,7 @@ from ...system.interrupts import Uninterrupted
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.state_columns import state_columns, walked_like
 from ..step.members import state_tensors
+from .extras import relink
 from .load import copy_values, in_order
 
 Optimizer = TypeVar("Optimizer", bound=RuleOptimizer)
@@ -29,11 +30,13 @@ def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
     if not outside:
         return
     made = store.create([wanted for wanted, _ in outside])
+    known = {id(old): new for (_, old), new in zip(outside, made, strict=True)}
     with _idle(tensor.device for _, tensor in outside):
         for ((p, name, *_), _), tensor in zip(outside, made, strict=True):
             with Uninterrupted():
                 copy_values(in_order([(tensor, optimizer.state[p][name])]), store)
                 optimizer.state[p][name] = tensor
+    relink(optimizer.state, known)
     store.forget(state_tensors(optimizer))
 
 
@@ -55,6 +58,7 @@ def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None
         with Uninterrupted():
             for ((p, name, *_), _), new in zip(moving, made, strict=True):
                 optimizer.state[p][name] = new
+            relink(optimizer.state, {id(old): new for (_, old), new in zip(moving, made, strict=True)})
     finally:
         del made
         moving.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,22 +17,26 @@ SCRATCH = {"unorm_vec", "gnorm_vec"}
 UNUSED = {"alpha", "t_alpha", "t_beta3"}
 
 
-def translate(state_dict: dict[str, Any]) -> dict[str, Any]:
+def translate(state_dict: dict[str, Any], own: Collection[str]) -> dict[str, Any]:
     """Return 32-bit state of bitsandbytes' Adam or AdamW, paged or not, as a state dict of ``torch.optim.AdamW``.
 
-    It is a new dict over the same tensors, or ``state_dict`` itself if nothing in it comes from bitsandbytes.
+    It is a new dict over the same tensors, or ``state_dict`` itself if nothing in it comes from bitsandbytes: a
+    parameter's entry with state of the optimizer's ``own`` names does not.
 
     Raises:
         ValueError: state is in 8 bits (of torchao: in 8 or 4), or its moments are not Adam's.
     """
     state, groups = state_dict["state"], state_dict["param_groups"]
-    for key, entry in state.items():
+    keys = {key for group in groups for key in group["params"]}
+    entries = {key: entry for key, entry in state.items() if key in keys}
+    for key, entry in entries.items():
         _refuse_torchao(key, entry)
-    if not any(map(_is_foreign, state.values())):
+    foreign = {key: _translated(key, entry) for key, entry in entries.items() if _is_foreign(entry, own)}
+    if not foreign:
         return state_dict
     return {
         **state_dict,
-        "state": {key: _translated(key, entry) if _is_foreign(entry) else entry for key, entry in state.items()},
+        "state": {key: foreign.get(key, entry) for key, entry in state.items()},
         "param_groups": [{k: v for k, v in group.items() if k not in UNUSED} for group in groups],
     }
 
@@ -46,8 +50,8 @@ def _refuse_torchao(key: Any, entry: Any) -> None:
             )
 
 
-def _is_foreign(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and ("state1" in entry or WRAP in entry)
+def _is_foreign(entry: Any, own: Collection[str]) -> bool:
+    return isinstance(entry, Mapping) and ("state1" in entry or WRAP in entry) and not any(n in entry for n in own)
 
 
 def _translated(key: Any, entry: Mapping[str, Any]) -> dict[str, Any]:

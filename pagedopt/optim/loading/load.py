@@ -7,7 +7,6 @@ because there may be no room for all state twice.  A half-finished copy leaves t
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from ..state.group_options import check_group_options, keep_own
 from ..state.rule_optimizer import RuleOptimizer
 from ..step.members import check_choices, state_tensors
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, members, number_of, reusable
+from .extras import with_extras
 from .foreign import translate
 
 #: Bytes copied at a time, which bounds the memory that conversions take.
@@ -49,9 +49,8 @@ def load(
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         check_form(loaded)
-        # If a rule of this optimizer has state named "state1", the name does not mean that the dict is bitsandbytes'.
-        has_state1 = any("state1" in optimizer.state_names(group) for group in optimizer.param_groups)
-        given.append(loaded if has_state1 else translate(loaded))
+        own = {name for group in optimizer.param_groups for name in optimizer.state_names(group)}
+        given.append(translate(loaded, own))
         written.enter_context(whole(optimizer, "a load", lambda: begun))
         return {**given[0], "state": {}}
 
@@ -68,7 +67,7 @@ def load(
         ready = prepare(optimizer, store, loaded, before["state"])
         with Uninterrupted(gives_way=True):
             # Before the copies: if one fails, the next load reuses these tensors and needs no second copy of state.
-            optimizer.state.update(ready.entries)
+            optimizer.state.update(ready.state)
             if ready.blocks:
                 begin()
                 copy_values(ready.blocks, store, ready.staging)
@@ -129,14 +128,14 @@ class PreparedLoad:
     """A load that has been checked, and all memory that it needs but for single states that are converted.
 
     Attributes:
-        entries: the optimizer's state after the load.
+        state: the optimizer's state after the load.
         blocks: pairs of (part of a state tensor, values to copy into it).
         conversions: state that cannot be copied.
         staging: host memory for values that are converted on their way to a device.
         made: whether new state tensors were allocated.
     """
 
-    entries: dict[Any, dict[str, Any]]
+    state: State
     blocks: list[tuple[torch.Tensor, torch.Tensor]]
     conversions: list[Conversion]
     staging: torch.Tensor
@@ -145,7 +144,7 @@ class PreparedLoad:
 
 def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> PreparedLoad:
     """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
-    entries: dict[Any, dict[str, Any]] = {}
+    entries: dict[torch.Tensor, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
     pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     converted: list[tuple[dict[str, Any], Loaded, str]] = []
@@ -163,37 +162,28 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
                 new.append((entry, of.wanted(p, key, member.like)))
             else:
                 old.append(tensor)
-        known = {*member.numbers, *member.columns}
         for name, (_, keys) in member.states.items():
             if member.is_copied(name):
                 pairs += [(entry, key, member.entry[key]) for key in keys]
             else:
                 converted.append((entry, member, name))
-                known.update(member.sources[name].columns)
-        others = [name for name in member.entry if name not in known]
-        entry.update((name, _copied(member.entry[name], p)) for name in others)
-    params = {member.key: member.param for member in everyone}
-    entries = {  # in the order of the loaded dict, as torch
-        params.get(key, key): entries.get(params[key], {}) if key in params else copy.deepcopy(entry)
-        for key, entry in state_dict["state"].items()
-        if key not in params or params[key] in entries
-    }
-    apart = _without_aliases(old)
-    values = [value if _same(entry[key], value) else apart(value) for entry, key, value in pairs]
-    read = [[*map(apart, member.values(name))] for _, member, name in converted]
-    on_devices = any(isinstance(p, torch.Tensor) and p.device.type != "cpu" for p in entries)
+    is_reused = _overlaps(old)
+    values = [value if _same(entry[key], value) else _apart(value, is_reused) for entry, key, value in pairs]
+    read = [[_apart(value, is_reused) for value in member.values(name)] for _, member, name in converted]
+    on_devices = any(member.param.device.type != "cpu" for member in everyone if member.entry)
     staging = torch.empty(STAGING_BYTES if on_devices else 0, dtype=torch.uint8, device="cpu")
     made = store.create([wanted for _, wanted in new]) if new else []
     for (entry, wanted), tensor in zip(new, made, strict=True):
         entry[wanted.key] = tensor
-    copies = [(entry[key], value) for (entry, key, _), value in zip(pairs, values, strict=True)]
+    targets = [entry[key] for entry, key, _ in pairs]
+    copies = [(a, b) for a, b in zip(targets, values, strict=True) if not _same(a, b)]
     conversions = []
     for (entry, member, name), loaded in zip(converted, read, strict=True):
         source, (target, keys) = member.sources[name].form, member.states[name]
         conversions.append(Conversion(member.param, source, loaded, target, [entry[key] for key in keys]))
-    return PreparedLoad(
-        entries, in_order([(a, b) for a, b in copies if not _same(a, b)]), conversions, staging, bool(new)
-    )
+    written = [target for target, _ in copies] + [column for one in conversions for column in one.columns]
+    state = with_extras(entries, state_dict["state"], everyone, _overlaps(written))
+    return PreparedLoad(state, in_order(copies), conversions, staging, bool(new))
 
 
 def _convert(conversion: Conversion, store: Store, staging: torch.Tensor, begin: Callable[[], object]) -> None:
@@ -207,26 +197,23 @@ def _convert(conversion: Conversion, store: Store, staging: torch.Tensor, begin:
         encode(target, columns, values, param, store, begin)
 
 
-def _copied(value: Any, p: torch.Tensor) -> Any:
-    """Copy a value that no rule names, to the device and dtype that torch chooses."""
-    if not isinstance(value, torch.Tensor):
-        return copy.deepcopy(value)
-    return value.detach().to(p.device, p.dtype if p.is_floating_point() else value.dtype, copy=True)
+def _apart(tensor: torch.Tensor, is_written: Callable[[torch.Tensor], bool]) -> torch.Tensor:
+    """Return the elements of a tensor; on the host, if they lie where the load writes."""
+    tensor = local(tensor).detach()
+    return tensor.to("cpu", copy=True) if is_written(tensor) else tensor
 
 
-def _without_aliases(written: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that copies a tensor to the host if it shares memory with one of those that will be written."""
+def _overlaps(written: Sequence[torch.Tensor]) -> Callable[[torch.Tensor], bool]:
+    """Return a function that says whether a tensor shares memory with one of those that will be written."""
     spans = np.array(sorted(map(_span, written)), np.uint64).reshape(-1, 2)
     starts, ends = spans[:, 0], np.maximum.accumulate(spans[:, 1])
 
-    def apart(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = local(tensor).detach()
+    def overlaps(tensor: torch.Tensor) -> bool:
         first, last = _span(tensor)
         before = int(np.searchsorted(starts, np.uint64(last)))  # as many begin before it ends
-        shared = first < last and before and ends[before - 1] > first
-        return tensor.to("cpu", copy=True) if shared else tensor
+        return bool(first < last and before and ends[before - 1] > first)
 
-    return apart
+    return overlaps
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -379,12 +379,15 @@ def _words(value: Any) -> str:
 
 
 def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards."""
+    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards.
+
+    Sparse tensors of others, which have no address, are left out.
+    """
     found = {
         id(value): local(value)
         for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
         if isinstance(entry, Mapping)
         for name, value in entry.items()
-        if isinstance(value, torch.Tensor) and name not in optimizer.numbers
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and name not in optimizer.numbers
     }
     return list(found.values())

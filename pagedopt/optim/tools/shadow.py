@@ -257,7 +257,8 @@ def _near_bytes(optimizer: torch.optim.Optimizer) -> int:
     if isinstance(optimizer, PagedOptimizer):
         report = optimizer.memory_report()
         return report.by_place.get(near, 0) + report.ring
-    tensors = [t for entry in optimizer.state.values() for t in entry.values() if isinstance(t, torch.Tensor)]
+    entries = [entry for entry in optimizer.state.values() if isinstance(entry, Mapping)]
+    tensors = [t for entry in entries for t in entry.values() if isinstance(t, torch.Tensor)]
     return sum(t.nbytes for t in tensors if t.is_cuda == (near == "device"))
 
 
