@@ -127,14 +127,6 @@ def write_atomically(path: Path, data: bytes) -> Path:
     return path
 
 
-def in_memory(data: bytes) -> Path:
-    """Return a path to bytes that are on no disk; it is valid until this process ends."""
-    handle = os.memfd_create("pagedopt")
-    with open(handle, "wb", closefd=False) as file:
-        file.write(data)
-    return Path(f"/proc/self/fd/{handle}")
-
-
 def _read(path: Path) -> bytes:
     """Read a file of ours; OSError if that fails or if others may have written it."""
     # O_NOFOLLOW refuses links.  O_NONBLOCK: a pipe that somebody put there must not make us wait.
