@@ -143,8 +143,15 @@ def _read(path: Path) -> bytes:
 
 
 def _ours(folder: Path) -> Path:
-    """Return ``folder`` after closing it to everyone else; OSError if it is missing or belongs to others."""
-    found = os.stat(folder)
+    """Return ``folder`` after closing it to everyone else; OSError if it is missing, a link, or in reach of others."""
+    found, parent = os.lstat(folder), os.stat(folder.parent)
+    if stat.S_ISLNK(found.st_mode):
+        raise PermissionError(f"{folder} is a symbolic link; name {os.path.realpath(folder)} in its place")
+    if _may_be_replaced(parent):
+        raise PermissionError(
+            f"{folder.parent} has mode {stat.S_IMODE(parent.st_mode):o}, so others could replace {folder.name} in it; "
+            f"close it to them: chmod go-w {folder.parent}"
+        )
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
     if not stat.S_ISDIR(found.st_mode):
@@ -155,6 +162,13 @@ def _ours(folder: Path) -> Path:
     if open_to_others or found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(folder, stat.S_IRWXU)
     return folder
+
+
+def _may_be_replaced(parent: os.stat_result) -> bool:
+    """Return whether others may rename what lies in a folder.  A group with the user's number is the user's."""
+    own_group = parent.st_gid == os.geteuid() != 0
+    others = stat.S_IWOTH if own_group else _OTHERS_WRITE
+    return bool(parent.st_mode & others) and not parent.st_mode & stat.S_ISVTX
 
 
 def _make(folder: Path) -> None:
