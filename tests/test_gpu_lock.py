@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -50,12 +50,12 @@ class Holder:
 
     def says(self, word: str) -> None:
         assert self.process.stdout is not None
-        assert select.select([self.process.stdout], [], [], 30)[0], f"{word!r} does not come"
+        assert wait([self.process.stdout], 30), f"{word!r} does not come"
         assert self.process.stdout.readline() == word + "\n"
 
     def waits(self, seconds: float = 0.3) -> bool:
         """Whether it says nothing for so long."""
-        return not select.select([self.process.stdout], [], [], seconds)[0]
+        return not wait([self.process.stdout], seconds)
 
     def leave(self) -> None:
         assert self.process.stdin is not None
@@ -107,7 +107,7 @@ def test_shared_ones_overlap_and_a_lone_one_is_alone(tmp_path: Path, stack: cont
     assert third.waits()
     assert other.waits()
     lone.leave()
-    assert select.select([third.process.stdout, other.process.stdout], [], [], 30)[0]
+    assert wait([third.process.stdout, other.process.stdout], 30)
 
 
 def test_a_lone_one_is_not_starved_by_shared_ones(tmp_path: Path, stack: contextlib.ExitStack) -> None:

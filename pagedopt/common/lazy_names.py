@@ -10,21 +10,6 @@ from typing import Any
 from .similar_names import near
 
 
-class Missing:
-    """A name that users may look for and that is not there: whatever is done with it raises AttributeError."""
-
-    def __init__(self, text: str, name: str) -> None:
-        self._error = AttributeError(text, name=name)
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise self._error.with_traceback(None)
-
-    __call__ = __getattr__ = __mro_entries__ = _refuse
-
-    def __repr__(self) -> str:
-        return f"<{self._error}>"
-
-
 def attach(
     package: str,
     modules: Mapping[str, Iterable[str]],
@@ -36,8 +21,7 @@ def attach(
     Args:
         package: its ``__name__``.
         modules: the names to import by module (relative to the package).
-        instead: what to write for a name that is missing but that users may look for; it can be imported, and says so
-            when it is called.
+        instead: what to write for a name that is missing but that users may look for; errors say it.
         unlisted: names to import, by module, that neither ``__all__`` nor ``dir`` has.
 
     Example:
@@ -47,8 +31,11 @@ def attach(
     homes = listed | {name: module for module, names in (unlisted or {}).items() for name in names}
 
     def find(name: str) -> Any:
-        if instead and name in instead:  # an AttributeError would reach `from … import` without its text
-            return Missing(f"module {package!r} has no attribute {name!r}: {instead[name]}", name)
+        if instead and name in instead:
+            # `from … import` asks through importlib, drops the text of an AttributeError, and passes an ImportError on.
+            imported = sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap"
+            text = f"module {package!r} has no attribute {name!r}: {instead[name]}"
+            raise (ImportError if imported else AttributeError)(text, name=name)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}{near(name, homes, 'Paged')}", name=name)
         value = getattr(importlib.import_module(homes[name], package), name)

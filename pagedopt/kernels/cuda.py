@@ -31,7 +31,7 @@ TOTAL_AT = np.dtype([("sums", np.uint64), ("count", np.int64), ("total", np.uint
 
 
 class CudaKernel:
-    """A compiled kernel on one device: a CuPy RawKernel with one argument, the table.
+    """A compiled kernel on one device: a function of CuPy with one argument, the table.
 
     Args:
         text: all CUDA text.
@@ -59,11 +59,11 @@ class CudaKernel:
             raise RuntimeError(f"CUDA tensors need the package CuPy: {how_to_install()}") from error
 
         major, minor = torch.cuda.get_device_capability(device)
-        path, symbol = cached_cubin(text, name, f"sm_{major}{minor}")
+        cubin, symbol = cached_cubin(text, name, f"sm_{major}{minor}")
+        module = cupy.cuda.Module()  # a RawModule takes a file, which there may be no place for
         with torch.cuda.device(device), relaxed_capture():
-            raw = cupy.RawModule(path=str(path)).get_function(symbol)
-            raw.compile()  # loads now: a module cannot be loaded during a graph capture
-            self._raw, self._kernel = raw, raw.kernel  # a RawKernel would look its kernel up in each launch
+            module.load(cubin)
+            self._kernel = module.get_function(symbol)  # keeps the module loaded
         self.chunks_per_block, self.most_blocks, self.threads = chunks_per_block, blocks, threads
 
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:

@@ -7,6 +7,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+from ..system.numba.compile_text import turn_jit_on
+
+turn_jit_on()  # before functions are decorated
+
 
 @intrinsic
 def pointer(typing_context, address):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from ..system import cache
@@ -44,22 +43,19 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
     return bytes(cubin), symbols
 
 
-def cached_cubin(text: str, name: str, arch: str) -> tuple[Path, str]:
-    """Return the file with the compiled kernel, and its symbol: found in the cache, or compiled now."""
+def cached_cubin(text: str, name: str, arch: str) -> tuple[bytes, str]:
+    """Return the compiled kernel and its symbol: found in the cache, or compiled now."""
     key = hashlib.sha256("\0".join((text, name, arch, *OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]
     if found := _find_cubin(key):
         return found
     cubin, (symbol,) = compile_cuda(text, (name,), arch)
-    mark = cache.digest(symbol, cubin)
-    path = cache.store(_cubin_file(key, mark), cubin)
-    if path is None:
-        return cache.in_memory(cubin), symbol
-    note = f"{key}.sealed"
-    cache.store(note, cache.seal(note, f"{symbol} {mark}".encode()))
-    return path, symbol
+    mark, note = cache.digest(symbol, cubin), f"{key}.sealed"
+    if cache.store(_cubin_file(key, mark), cubin) is not None:
+        cache.store(note, cache.seal(note, f"{symbol} {mark}".encode()))
+    return cubin, symbol
 
 
-def _find_cubin(key: str) -> tuple[Path, str] | None:
+def _find_cubin(key: str) -> tuple[bytes, str] | None:
     """Return the cubin of an earlier run and its symbol, if both are undamaged."""
     if (note := cache.find(f"{key}.sealed")) is None or (text := cache.unseal(note)) is None:
         return None
@@ -69,7 +65,7 @@ def _find_cubin(key: str) -> tuple[Path, str] | None:
     if cache.digest(symbol, cubin.data) != mark:
         cache.discard(cubin.path, "it is damaged")
         return None
-    return cubin.path, symbol
+    return cubin.data, symbol
 
 
 def _cubin_file(key: str, mark: str) -> str:

@@ -352,8 +352,8 @@ class PagedOptimizer(Traceable, SavingOptimizer):
     def spill(self, nbytes: int | str | None = None) -> int:
         """Free device memory now, beyond what the budget asks, until :meth:`unspill`.  Waits for the device.
 
-        Without placement and budget, state lies in torch's own tensors.  On a GPU that maps host pages, the state of as
-        many parameters as needed then goes into new tensors in such pages; later moves do not change their addresses.
+        Without placement and budget, state lies in torch's own tensors.  The state of as many parameters as needed then
+        goes into new tensors in pages, unless a GPU supports none; later moves do not change their addresses.
         A copy of the optimizer (deepcopy, pickle) has that state in torch's tensors again.
 
         Args:

@@ -94,8 +94,8 @@ TABLE = {
         None,
         {
             "None": "with a budget `mapped`, for parameters on a CPU `file`. Without one state begins in torch's own "
-            "tensors, and `spill()`, `set_device_budget()` or `run_with_room()` moves it into `mapped` pages when "
-            "needed, on a GPU that supports them",
+            "tensors, and `spill()`, `set_device_budget()` or `run_with_room()` moves it into such pages when needed, "
+            "unless a GPU supports none",
             '"device"': "whole, where the parameters are",
             '"mapped"': "a range of device pages and page-locked host pages",
             '"managed"': "managed memory, each part advised to stay on its side; at most a quarter of free device "

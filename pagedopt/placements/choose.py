@@ -121,9 +121,9 @@ def default_placement(device: torch.device, budget: Budget) -> PlacementName:
 def moves_on_demand(device: torch.device) -> bool:
     """Return whether state in torch's own tensors, without placement or budget, can be spilled into pages later.
 
-    A GPU needs a placement with pages that move.  Beside a CPU, state without a budget stays in RAM.
+    That needs a placement with pages that move: beside a CPU there is ``file``, not every GPU has one.
     """
-    kinds = candidates(None, device, NOTHING) if device.type == "cuda" else ()
+    kinds = candidates(None, device, NOTHING)
     return any(kind.paged and kind.keeps_budget and not kind.refusal(device) for kind in kinds)
 
 

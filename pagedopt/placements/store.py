@@ -280,12 +280,9 @@ class Store:
             return
         if self.arenas or self.is_unplaced():
             names = "+".join(sorted({a.name for a in self.arenas})) or "device"
-            hint = "it is in ordinary memory; give a device_budget"
-            if not all(t.device.type == "cpu" for t in state):
-                hint = "give a device_budget (or placement='mapped')"
             raise ValueError(
                 f"device_budget is {budget.said!r}, but state was created with placement {names!r}, whose pages do not "
-                f"move: {hint} when making the optimizer"
+                "move: give a device_budget (or placement='mapped') when making the optimizer"
             )
 
     def moves(self, state: Sequence[torch.Tensor]) -> bool:

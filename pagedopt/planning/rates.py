@@ -26,6 +26,7 @@ from ..paging.pages import GRANULE
 from ..system import machine
 from ..system.cuda import driver
 from ..system.files import host
+from ..system.files.named import read_small
 from ..system.files.state_file import state_folder
 
 #: Bytes that cross the link in a sample, so many that the time to start a copy does not matter.
@@ -36,6 +37,8 @@ DEVICE_SAMPLE, DEVICE_SHARE = 1 << 30, 0.1
 HOST_SHARE = 1 / 16
 #: Bytes written to a file between two calls of fdatasync.
 FILE_BLOCK = 32 << 20
+#: The most bytes of a file with rates; a report of ``pagedopt doctor`` has some thousands.
+MAX_BYTES = 1 << 20
 #: Samples taken even if the time is over.
 MIN_SAMPLES = 3
 
@@ -142,10 +145,11 @@ class Rates(Shown):
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file holds no rates.
+            ValueError: the file holds no rates, is no regular file, or has more than ``MAX_BYTES``.
         """
+        text = read_small(path, MAX_BYTES)
         try:
-            content = json.loads(Path(path).read_text())
+            content = json.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError also for integers with too many digits
             raise ValueError(f"{os.fspath(path)}: not JSON ({str(error).partition(';')[0]})") from error
         if isinstance(content, Mapping) and isinstance(content.get("rates"), Mapping):

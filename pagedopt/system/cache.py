@@ -127,14 +127,6 @@ def write_atomically(path: Path, data: bytes) -> Path:
     return path
 
 
-def in_memory(data: bytes) -> Path:
-    """Return a path to bytes that are on no disk; it is valid until this process ends."""
-    handle = os.memfd_create("pagedopt")
-    with open(handle, "wb", closefd=False) as file:
-        file.write(data)
-    return Path(f"/proc/self/fd/{handle}")
-
-
 def _read(path: Path) -> bytes:
     """Read a file of ours; OSError if that fails or if others may have written it."""
     # O_NOFOLLOW refuses links.  O_NONBLOCK: a pipe that somebody put there must not make us wait.
@@ -151,8 +143,15 @@ def _read(path: Path) -> bytes:
 
 
 def _ours(folder: Path) -> Path:
-    """Return ``folder`` after closing it to everyone else; OSError if it is missing or belongs to others."""
-    found = os.stat(folder)
+    """Return ``folder`` after closing it to everyone else; OSError if it is missing, a link, or in reach of others."""
+    found, parent = os.lstat(folder), os.stat(folder.parent)
+    if stat.S_ISLNK(found.st_mode):
+        raise PermissionError(f"{folder} is a symbolic link; name {os.path.realpath(folder)} in its place")
+    if _may_be_replaced(parent):
+        raise PermissionError(
+            f"{folder.parent} has mode {stat.S_IMODE(parent.st_mode):o}, so others could replace {folder.name} in it; "
+            f"close it to them: chmod go-w {folder.parent}"
+        )
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to user {found.st_uid}, not to {os.geteuid()}")
     if not stat.S_ISDIR(found.st_mode):
@@ -163,6 +162,13 @@ def _ours(folder: Path) -> Path:
     if open_to_others or found.st_mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(folder, stat.S_IRWXU)
     return folder
+
+
+def _may_be_replaced(parent: os.stat_result) -> bool:
+    """Return whether others may rename what lies in a folder.  A group with the user's number is the user's."""
+    own_group = parent.st_gid == os.geteuid() != 0
+    others = stat.S_IWOTH if own_group else _OTHERS_WRITE
+    return bool(parent.st_mode & others) and not parent.st_mode & stat.S_ISVTX
 
 
 def _make(folder: Path) -> None:

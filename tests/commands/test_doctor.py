@@ -278,6 +278,12 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monk
     assert text in examine.notes(CPU, {"torch": "2"})[0]
 
 
+@pytest.mark.parametrize(("value", "noted"), [("1", True), ("0", False)])
+def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
+    assert any("NUMBA_DISABLE_JIT" in note for note in examine.notes(torch.device("cpu"), {})) == noted
+
+
 def test_the_cpu_is_one_whatever_its_number(doctor: Program) -> None:
     status, said, _ = doctor.run("--device", "cpu:1", "--quick", "--json")
     assert status in (0, 1)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 import torch
 from command_line import Program, assert_has, safetensors
 
-from pagedopt import Rates, estimate
+from pagedopt import PagedAdamW, Rates, estimate
 from pagedopt.commands import plan as planning
 from pagedopt.common.units import text_of_bytes
 from pagedopt.formats import FORMATS
@@ -220,6 +222,30 @@ NO_RATES = {
 def test_files_that_hold_no_rates_are_refused(content: str, text: str, tmp_path: Path, plan: Program) -> None:
     (tmp_path / "rates.json").write_text(content)
     assert_has(plan.refuses("--params", "7B", "--rates", tmp_path / "rates.json"), text, "rates.json")
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(os.mkfifo, "no regular file, but a pipe"), (zeros, "no regular file"), (Path.mkdir, "Is a directory"),
+     (huge, "more than 1,048,576 bytes")],
+)  # fmt: skip
+def test_what_is_no_small_file_is_not_read(
+    make: Callable[[Path], None], text: str, tmp_path: Path, plan: Program
+) -> None:
+    """A pipe would have nobody who writes, and a device would never end."""
+    make(tmp_path / "rates")
+    assert_has(plan.refuses_in_a_line("--params", "7B", "--rates", tmp_path / "rates"), text, str(tmp_path / "rates"))
+    with pytest.raises(ValueError, match=r"device_budget is .*rates"):
+        PagedAdamW([torch.nn.Parameter(torch.ones(5))], device_budget=f"20 ms by {tmp_path}/rates")
 
 
 def test_unknown_times_say_what_for_want_of(plan: Program, tmp_path: Path) -> None:

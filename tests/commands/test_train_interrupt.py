@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -38,8 +40,16 @@ def sent(*numbers: int) -> threading.Timer:
     return timer
 
 
-def test_a_step_that_goes_on_for_long_is_ended_after_sigterm(ended: list[bool]) -> None:
-    with Interrupt() as asked:
+@pytest.mark.parametrize("held", [0, 1024])
+def test_a_step_that_goes_on_for_long_is_ended_after_sigterm(ended: list[bool], held: int) -> None:
+    """Also in a process that holds more descriptors than ``select`` takes."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+        for _ in range(held):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        asked = stack.enter_context(Interrupt())
         timer = sent(signal.SIGTERM)
         with asked.step():
             long_call(1.0)

@@ -44,6 +44,7 @@ class Driver:
         calls: names of the calls so far.
         before: called with the name of each call, may return an error in its stead, or raise.
         handles: of virtual memory those that live, with their bytes.
+        files: the descriptor of each of them.
         mapped: by address: handle, bytes.
         accessible: addresses of what is mapped and may be touched.
         ranges: reserved address ranges, with their bytes.
@@ -55,12 +56,13 @@ class Driver:
         self.calls: list[str] = []
         self.before: Callable[[str], Any] = lambda name: None
         self.handles: dict[int, int] = {}
+        self.files: dict[int, int] = {}
         self.mapped: dict[int, tuple[int, int]] = {}
         self.accessible: set[int] = set()
         self.ranges: dict[int, int] = {}
         self.lacks: tuple[str, ...] = ()
         self._lock = threading.RLock()
-        self._files, self._mode = dict[int, int](), 0
+        self._mode = 0
         self._events, self._user_objects, self._graphs = dict[int, Event](), dict[int, Any](), dict[int, Graph]()
         self._nodes, self._executables = dict[int, Event](), dict[int, Graph]()
         #: Of kernels by their handles: given the address of the argument and the grid, what they are and their work.
@@ -79,9 +81,9 @@ class Driver:
         return getattr(getattr(real.cuEventDestroy, "func", None), "__self__", None) is self
 
     def close(self) -> None:
-        """Give back the memory of all handles."""
-        while self._files:
-            os.close(self._files.popitem()[1])
+        """Give back the memory of handles that nobody has released."""
+        while self.files:
+            os.close(self.files.popitem()[1])
 
     def fail(self, at: int, error: Any = Result.CUDA_ERROR_OUT_OF_MEMORY) -> None:
         """Let the ``at``-th call from now on fail, or raise."""
@@ -225,11 +227,12 @@ class Driver:
     def cuMemCreate(self, nbytes: int, *_: Any) -> int:
         file, handle = os.memfd_create("page"), next(_numbers)
         os.ftruncate(file, nbytes)
-        self.handles[handle], self._files[handle] = nbytes, file
+        self.handles[handle], self.files[handle] = nbytes, file
         return handle
 
     def cuMemRelease(self, handle: int) -> None:
-        del self.handles[handle]  # what is mapped stays until it is unmapped, as in CUDA
+        del self.handles[handle]
+        os.close(self.files.pop(handle))  # what is mapped stays until it is unmapped, as in CUDA
 
     def cuMemMap(self, address: int, nbytes: int, offset: int, handle: int, flags: int) -> None:
         assert self.handles[handle] == nbytes
@@ -239,7 +242,7 @@ class Driver:
     def cuMemSetAccess(self, address: int, nbytes: int, *_: Any) -> None:
         handle, size = self.mapped[address]
         assert size == nbytes
-        libc.map_file_at(address, nbytes, self._files[handle], 0)
+        libc.map_file_at(address, nbytes, self.files[handle], 0)
         self.accessible.add(address)
         self.memory.use(address, nbytes, None)
 

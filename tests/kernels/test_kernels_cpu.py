@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from children import python
 from often import MARKS
 from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
@@ -233,3 +235,32 @@ def test_floats_are_rounded_to_16_bits_as_torch_does(dtype: torch.dtype, wide: t
     target = torch.zeros(len(values), dtype=dtype)
     multi_tensor_apply(copied, [[values], [target]])
     assert same_values(target.float(), values.to(dtype).float())
+
+
+WITHOUT_JIT = """
+import json, sys, warnings
+import torch
+
+told, values = [], []
+warnings.showwarning = lambda message, *_: told.append(str(message))
+from pagedopt import PagedSGD
+if sys.argv[1:]:
+    from pagedopt.kernels import pointer
+for kind in (PagedSGD, torch.optim.SGD):
+    p = torch.nn.Parameter(torch.tensor([3.0, -8.0], dtype=torch.bfloat16))
+    optimizer = kind([p], lr=0.5, momentum=0.5)
+    for _ in range(3):
+        p.grad = torch.tensor([1.0, 0.25], dtype=torch.bfloat16)
+        optimizer.step()
+    values.append(p.tolist())
+print(json.dumps([values, [text for text in told if "NUMBA" in text]]))
+"""
+
+
+@pytest.mark.parametrize("first", [(), pytest.param(("pointer",), marks=pytest.mark.long)])
+def test_kernels_are_compiled_where_numba_is_told_not_to_and_a_warning_says_so(first: tuple[str, ...]) -> None:
+    said = python("-c", WITHOUT_JIT, *first, fresh=True, NUMBA_DISABLE_JIT="1")
+    (ours, theirs), told = json.loads(said)
+    assert ours == theirs
+    assert len(told) == 1
+    assert "NUMBA_DISABLE_JIT is set, without effect from here on" in told[0]

@@ -165,10 +165,10 @@ def test_compiled_kernels_are_kept_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path))
     rule = RULES["mul_scalar"]
     name = instance(rule, (F32,), 512, "TableAt")
-    path, symbol = nvrtc.cached_cubin(source.text(rule), name, "sm_90")
-    assert path.read_bytes()[:4] == b"\x7fELF"
-    assert symbol.encode() in path.read_bytes()
+    cubin, symbol = nvrtc.cached_cubin(source.text(rule), name, "sm_90")
+    assert cubin[:4] == b"\x7fELF"
+    assert symbol.encode() in cubin
     monkeypatch.setattr(nvrtc, "compile_cuda", lambda *_: pytest.fail("compiled again"))
-    assert nvrtc.cached_cubin(source.text(rule), name, "sm_90") == (path, symbol)
+    assert nvrtc.cached_cubin(source.text(rule), name, "sm_90") == (cubin, symbol)
     with pytest.raises(pytest.fail.Exception, match="compiled again"):
         nvrtc.cached_cubin(source.text(rule) + "// changed", name, "sm_90")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,14 +19,12 @@ ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPU
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None:
-    there: dict[str, Any] = {}
-    exec(f"from pagedopt import {name}", there)  # an error in this line would not say what to write
-    uses: list[Callable[[Any], object]] = [lambda missing: missing(), lambda missing: missing.step]
-    for use in (*uses, lambda missing: exec("class Mine(of): pass", {"of": missing})):
-        with pytest.raises(AttributeError, match=rf"^module 'pagedopt' has no attribute '{name}': ") as caught:
-            use(there[name])
+    with pytest.raises(AttributeError, match=rf"^module 'pagedopt' has no attribute '{name}': ") as caught:
+        getattr(pagedopt, name)
     text = str(caught.value)
-    assert repr(there[name]) == f"<{text}>"
+    with pytest.raises(ImportError, match=f"^{re.escape(text)}$"):
+        exec(f"from pagedopt import {name}")
+    assert not hasattr(pagedopt, name)
     assert ("not there yet" in text) == name.endswith(("4bit", "Fp8"))
     assert ("state_format='int8'" in text) == name.endswith(("8bit", "4bit", "Fp8", "GlobalOptimManager"))
     assert (f"below {FEWEST:,} elements" in text) == name.endswith("8bit")

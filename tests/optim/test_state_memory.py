@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ def growths(acts: list[str], placement: str, class_: str = "paged") -> dict[str,
                 _expect(process, b"begin\n")
                 before = peak = anonymous(status)
                 _answer(process)
-                while not select.select([process.stdout], [], [], 0)[0]:
+                while not wait([process.stdout], 0):
                     peak = max(peak, anonymous(status))
                 _expect(process, b"end\n")
                 out[act] = max(peak, anonymous(status)) - before

@@ -16,4 +16,4 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     yield fake
     gc.collect()
     assert not fake.handles, "memory that nobody has given back"
-    fake.close()
+    assert not fake.files, "a descriptor that nobody has closed"

@@ -33,18 +33,31 @@ def test_it_moves_on_a_gpu_that_has_pages_which_do(can_map: bool, managed: bool,
     monkeypatch.setattr(driver, "capabilities", lambda index: can)
     monkeypatch.setattr(virtual, "granule", lambda where, index: 2 << 20)
     assert choose.moves_on_demand(CUDA) == (can_map or managed)
-    assert not choose.moves_on_demand(CPU)
+    assert choose.moves_on_demand(CPU)
 
 
-def test_beside_a_cpu_it_stays_in_ram() -> None:
-    params, opt = trained(2)
-    before = [opt.state[p]["exp_avg"] for p in params]
-    assert opt.spill() == 0
-    with pytest.raises(ValueError, match="created with placement 'device', whose pages do not move") as caught:
-        opt.set_device_budget(0)
-    assert "ordinary memory; give a device_budget when making the optimizer" in str(caught.value)
-    assert "mapped" not in str(caught.value)
-    assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
+@pytest.mark.parametrize("preallocate", [False, True])
+@pytest.mark.parametrize("placement", [None, "file", "mapped"])
+@pytest.mark.parametrize(
+    "budgets", [("all", 0, "all", "30%"), (0, "all", "30%", "2GiB"), ("all", "all", 0, "auto")], ids=str
+)
+@pytest.mark.filterwarnings("ignore:placement='mapped' on cpu", "ignore:device_budget='30%' holds no page")
+def test_beside_a_cpu_every_budget_may_follow_every_other(
+    budgets: tuple[Any, ...], placement: Any, preallocate: bool
+) -> None:
+    """The first is given to the constructor, the second before the first step."""
+    params, opt = parameters(), None
+    for i, budget in enumerate(budgets):
+        if opt is None:
+            given: dict[str, Any] = {"placement": placement, "preallocate": preallocate}
+            opt = PagedAdamW(params, **ADAMW, device_budget=budget, **given)
+        else:
+            opt.set_device_budget(budget)
+            train(params, opt, i - 1, 1)
+            away = {place for place, nbytes in opt.memory_report().by_place.items() if nbytes} == {"file"}
+            assert away == (budget in (0, "30%")), "all of it is one page"
+    assert opt is not None
+    assert same(bits(params, opt), bits(*trained(3, placement="device")))
 
 
 # ---- a card ----

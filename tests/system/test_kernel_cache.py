@@ -94,6 +94,35 @@ def test_a_folder_open_to_everybody_stays_open_and_unused(place: Path) -> None:
     assert stat.S_IMODE((place / "tmp").stat().st_mode) == 0o1777
 
 
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_link_is_not_followed(place: Path, dangling: bool) -> None:
+    if not dangling:
+        (place / "real").mkdir(mode=0o700)
+    (place / "cache").symlink_to(place / "real")
+    values, (told,) = in_child(use)
+    assert values == RIGHT
+    assert_has(told, f"{place / 'cache'} is a symbolic link; name {place / 'real'} in its place", "PAGEDOPT_CACHE_DIR")
+    assert not files(place / "real")
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("mode", "group", "used"),
+    [(0o755, 0, True), (0o1777, 0, True), (0o777, 0, False), (0o775, 0, False), (0o775, NOBODY, True),
+     (0o777, NOBODY, False)],
+)  # fmt: skip
+def test_a_folder_that_others_could_replace_is_not_used(place: Path, mode: int, group: int, used: bool) -> None:
+    """A group with the number of the user is the user's own: where groups are made so, a umask of 002 is usual."""
+    home = own(place / "home", NOBODY)
+    os.chown(home, NOBODY, group)
+    home.chmod(mode)
+    values, told = in_child(use, NOBODY, PAGEDOPT_CACHE_DIR=str(home / "cache"))
+    assert values == RIGHT
+    assert bool(files(home)) == (not told) == used
+    for text in told:
+        assert_has(text, f"{home} has mode {mode:o}, so others could replace cache in it", f"chmod go-w {home}")
+
+
 def test_a_full_disk_is_no_error(place: Path) -> None:
     """One of a single page, which is less than a kernel takes."""
     (place / "cache").mkdir(mode=0o700)

@@ -114,8 +114,8 @@ def test_processes_that_start_together_share_a_folder(place: Path) -> None:
 
 # ---- what NVRTC compiles ----
 
-#: Makes or finds one: its path, and a symbol in it.
-Cubin = Callable[[], tuple[Path, str]]
+#: Makes or finds one, and a symbol in it.
+Cubin = Callable[[], tuple[bytes, str]]
 
 
 @pytest.fixture
@@ -131,7 +131,6 @@ class Got(NamedTuple):
 
     data: bytes
     symbol: str
-    path: Path
     compiled: bool
     warnings: list[str]
 
@@ -144,8 +143,8 @@ def get(cubin: Cubin) -> Got:
         nvrtc.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            path, symbol = cubin()
-        return Got(path.read_bytes(), symbol, path, bool(compiled), [str(w.message) for w in told])
+            data, symbol = cubin()
+        return Got(data, symbol, bool(compiled), [str(w.message) for w in told])
 
     got: Got = in_child(work)
     assert got.data[:4] == b"\x7fELF"
@@ -180,16 +179,35 @@ def test_a_damaged_cubin_is_made_anew_with_one_warning(
 
 def test_a_cubin_that_a_cleaner_took_is_made_anew(place: Path, cubin: Cubin) -> None:
     first = get(cubin)
-    first.path.unlink()
+    (path,) = (place / "cache").glob("*.cubin")
+    path.unlink()
     assert get(cubin) == first
 
 
-def test_a_cubin_has_a_path_even_where_nothing_can_be_written(place: Path, cubin: Cubin) -> None:
-    """A file that no disk holds; CuPy loads a kernel by its path."""
+def write_protect(place: Path) -> None:
     (place / "tmp").rmdir()
     (place / "cache").mkdir()
     (place / "cache").chmod(0o1777)
+
+
+def test_there_is_a_cubin_even_where_nothing_can_be_written(place: Path, cubin: Cubin) -> None:
+    write_protect(place)
     got = get(cubin)
     (told,) = got.warnings
     assert "PAGEDOPT_CACHE_DIR" in told
     assert (got.compiled, files(place)) == (True, {})
+
+
+def test_kernels_that_cannot_be_kept_hold_no_descriptors(place: Path) -> None:
+    """However many: ``select.select`` takes none above 1,023, and many systems allow no more."""
+    write_protect(place)
+
+    def held_by_fifty() -> int:
+        nvrtc.compile_cuda = lambda text, *_: (text.encode(), ["symbol"])
+        nvrtc._nvrtc_version = lambda: "any"
+        before = len(os.listdir("/proc/self/fd"))
+        made = {nvrtc.cached_cubin(f"text {i}", "name", "sm_90") for i in range(50)}
+        assert len(made) == 50
+        return len(os.listdir("/proc/self/fd")) - before
+
+    assert in_child(held_by_fifty) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
 def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
     """Return remarks: worth knowing, but no failures."""
     out = [f"{name} is not installed: {facts.PACKAGES[name]}" for name, version in packages.items() if not version]
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        out.append("NUMBA_DISABLE_JIT is set: the first step of parameters on a CPU turns Numba's compiler on again")
     if not torch.cuda.is_available():
         if machine.driver_version() is None:
             out.append("no NVIDIA driver found: parameters on a CPU only")

@@ -104,7 +104,7 @@ def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | No
     kinds = candidates(None, device, NOTHING)
     works = [kind for kind in kinds if found[kind.name]["works"]]
     near = "ordinary memory" if device.type == "cpu" else "the device"
-    later = ", until spill() or set_device_budget() moves it" if device.type == "cuda" and works else ""
+    later = ", until spill() or set_device_budget() moves it" if works else ""
     why = f"without a budget all state stays in {near}{later}"
     whole = {"device_budget": None, "placement": default_placement(device, ALL), "host_access": None, "why": why}
     if not works:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Interrupt:
         deadline, signals = math.inf, 0
         while True:
             left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-            if select.select([receiver], [], [], left)[0]:
+            if wait([receiver], left):  # select() refuses descriptors above 1,023
                 if not (number := receiver.recv(1)):
                     return
                 if number[0] in CAUGHT:

@@ -20,8 +20,8 @@ from .extras import relink
 from .load import copy_values, in_order
 
 Optimizer = TypeVar("Optimizer", bound=RuleOptimizer)
-#: (what to ask the store for, the tensor of state that it will replace)
-Replaced = tuple[Wanted, torch.Tensor]
+#: (what to ask the store for, the parameter's state in which it will replace a tensor)
+Replaced = tuple[Wanted, dict[str, Any]]
 
 
 def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
@@ -30,12 +30,12 @@ def bring_home(optimizer: RuleOptimizer, store: Store) -> None:
     if not outside:
         return
     made = store.create([wanted for wanted, _ in outside])
-    known = {id(old): new for (_, old), new in zip(outside, made, strict=True)}
-    with _idle(tensor.device for _, tensor in outside):
-        for ((p, name, *_), _), tensor in zip(outside, made, strict=True):
+    known = {id(entry[wanted.key]): new for (wanted, entry), new in zip(outside, made, strict=True)}
+    with _idle(wanted.param.device for wanted, _ in outside):
+        for (wanted, entry), tensor in zip(outside, made, strict=True):
             with Uninterrupted():
-                copy_values(in_order([(tensor, optimizer.state[p][name])]), store)
-                optimizer.state[p][name] = tensor
+                copy_values(in_order([(tensor, entry[wanted.key])]), store)
+                entry[wanted.key] = tensor
     relink(optimizer.state, known)
     store.forget(state_tensors(optimizer))
 
@@ -52,13 +52,14 @@ def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None
         moving, freed = _last(_elsewhere(optimizer, store), nbytes)
         made = store.create([wanted for wanted, _ in moving]) if moving else []
     try:
-        with _idle(tensor.device for _, tensor in moving):
-            for (_, old), new in zip(moving, made, strict=True):
-                copy_values(in_order([(new, old)]), store)
+        with _idle(wanted.param.device for wanted, _ in moving):
+            for (wanted, entry), new in zip(moving, made, strict=True):
+                copy_values(in_order([(new, entry[wanted.key])]), store)
         with Uninterrupted():
-            for ((p, name, *_), _), new in zip(moving, made, strict=True):
-                optimizer.state[p][name] = new
-            relink(optimizer.state, {id(old): new for (_, old), new in zip(moving, made, strict=True)})
+            known = {id(entry[wanted.key]): new for (wanted, entry), new in zip(moving, made, strict=True)}
+            for (wanted, entry), new in zip(moving, made, strict=True):
+                entry[wanted.key] = new
+            relink(optimizer.state, known)
     finally:
         del made
         moving.clear()
@@ -69,19 +70,19 @@ def into_pages(optimizer: RuleOptimizer, store: Store, nbytes: int | None = None
 
 def _elsewhere(optimizer: RuleOptimizer, store: Store) -> list[Replaced]:
     """Return the state that is not where the placement wants it."""
-    states = [state for state in _whole_state(optimizer) if not all(store.is_home(tensor) for _, tensor in state)]
-    return [each for state in states for each in state]
+    states = _whole_state(optimizer, used=False)
+    return [each for state in states if not all(store.is_home(e[w.key]) for w, e in state) for each in state]
 
 
 def _last(state: list[Replaced], nbytes: int | None) -> tuple[list[Replaced], int]:
     """Return state of the last parameters on devices that can move it, at least ``nbytes`` of it, and its bytes."""
     found, total, last = [], 0, None
-    for wanted, tensor in reversed(state):
+    for wanted, entry in reversed(state):
         if nbytes is not None and total >= nbytes and wanted.param is not last:
             break
-        if choose.moves_on_demand(tensor.device):
-            found.append((wanted, tensor))
-            total, last = total + tensor.nbytes, wanted.param
+        if choose.moves_on_demand(wanted.param.device):
+            found.append((wanted, entry))
+            total, last = total + entry[wanted.key].nbytes, wanted.param
     return found[::-1], total
 
 
@@ -96,20 +97,21 @@ def _idle(devices: Iterable[torch.device]) -> Iterator[None]:
         torch.cuda.synchronize(device)
 
 
-def _whole_state(optimizer: RuleOptimizer) -> list[list[Replaced]]:
+def _whole_state(optimizer: RuleOptimizer, used: bool = True) -> list[list[Replaced]]:
     """Return the state columns of each parameter that has all of them, in the right shapes and on its device.
 
-    New ones will have their dtypes, and their blocks where they lie now.
+    New ones will have their dtypes, and their blocks where they lie now.  ``used=False`` adds state that
+    ``preallocate=True`` has made and no step has used yet.
     """
     found = {}
     for _, group, p in occurrences(optimizer):
-        if not (entry := optimizer.state.get(p)):
+        if not (entry := optimizer.state.get(p) or (not used and optimizer.preallocated.get(p))):
             continue
         columns = state_columns(optimizer, optimizer.state_names(group), p, group)
         tensors = {key: (of, t) for key, of in columns.items() if of.fits(t := entry.get(key), p)}
         if columns and len(tensors) == len(columns):
             like = walked_like(columns, entry, p)
-            found[p] = [(of.wanted(p, key, like, tensor.dtype), tensor) for key, (of, tensor) in tensors.items()]
+            found[p] = [(of.wanted(p, key, like, tensor.dtype), entry) for key, (of, tensor) in tensors.items()]
     return list(found.values())
 
 
@@ -122,10 +124,10 @@ def duplicate(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     empty.clear()
     twin.__setstate__({**copy.deepcopy(content, memo), "state": empty})
     ours = [
-        (wanted._replace(param=copy.deepcopy(wanted.param, memo)), tensor)
+        (wanted._replace(param=copy.deepcopy(wanted.param, memo)), entry[wanted.key])
         for state in _whole_state(optimizer)
-        if not any(optimizer.store.is_outside_arenas(tensor) for _, tensor in state)
-        for wanted, tensor in state
+        if not any(optimizer.store.is_outside_arenas(entry[wanted.key]) for wanted, entry in state)
+        for wanted, entry in state
     ]
     made = twin.store.create([wanted for wanted, _ in ours]) if ours else []
     memo.update((id(tensor), new) for (_, tensor), new in zip(ours, made, strict=True))

@@ -11,6 +11,22 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..warn import warn_once
+
+
+def turn_jit_on() -> None:
+    """Undo ``NUMBA_DISABLE_JIT=1``, with a warning: kernels work on addresses, which no Python code can read."""
+    import numba
+
+    config: Any = numba.config
+    if config.DISABLE_JIT:
+        config.DISABLE_JIT = 0
+        warn_once(
+            "NUMBA_DISABLE_JIT",
+            "NUMBA_DISABLE_JIT is set, without effect from here on: Numba has to compile kernels of parameters on a "
+            "CPU; functions of your own that are decorated later are compiled, too",
+        )
+
 
 def load(text: str, name: str, beside: str) -> Any:
     """Return the function ``kernel`` of generated ``text``; its first call compiles it or loads it from the cache.
@@ -22,6 +38,7 @@ def load(text: str, name: str, beside: str) -> Any:
         name: part of the module's name, for errors.
         beside: the module whose functions the text calls.
     """
+    turn_jit_on()
     key = hashlib.sha256((text + sys.version + _text_of(beside)).encode()).hexdigest()[:16]
     module = ModuleType(f"pagedopt_{name[:64]}_{key}")
     file = f"<{module.__name__}>"
