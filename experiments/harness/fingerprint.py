@@ -32,7 +32,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "CPU kernels": (
         "pagedopt/kernels/cpu.py", "pagedopt/kernels/cpu_text.py", "pagedopt/kernels/numba_numbers.py",
-        "pagedopt/kernels/team.py", "pagedopt/kernels/threads.py",
+        "pagedopt/kernels/team.py",
     ),
     "launch": (
         "pagedopt/launch/sweep.py", "pagedopt/launch/route.py", "pagedopt/launch/stored.py",

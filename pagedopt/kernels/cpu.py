@@ -1,5 +1,7 @@
 """The CPU backend: Numba kernels that walk the words of a pointer table, on torch's threads.
 
+In a forked child, and with a build of torch that has no OpenMP for us, a kernel runs on the calling thread alone.
+
 For each rule and formats a small Python module is generated (``rule.numba_source()`` shows it).  Numba compiles it,
 and later processes load the machine code from disk.
 """
@@ -15,13 +17,8 @@ import torch
 from ..system.numba.compile_text import load
 from ..tables.layout import HostTable, Span
 from ..tables.storage import POSITION_WORDS, StorageFormat
-from . import cpu_text, team, threads
+from . import cpu_text, team
 from .kernel_rule import KernelRule
-
-#: Spans of chunks per thread of our own: small enough that one slow thread does not delay the others.
-SHARES = 8
-#: Elements that justify one more thread of our own.
-MIN_ELEMENTS = 1 << 17
 
 
 class Walk(NamedTuple):
@@ -165,18 +162,12 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
 
 
 def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> Walk:
-    """Choose this thread, a team (a thread always gets the same span, which its cache may hold), or our own threads."""
+    """Choose the team, of which a thread always gets the same span (its cache may hold it), or this thread alone."""
     first, last = span or (0, len(table.chunk_words))
-    per_thread, least = (SHARES, MIN_ELEMENTS // SHARES) if cached.member is None else (1, team.MIN_ELEMENTS)
     arguments = arguments_of(table)
-    alone = Walk(functools.partial(cached.kernel, *arguments, first, last))
-    if cached.threads == 1 or last - first <= 1:
-        return alone
-    spans = table.shares((first, last), cached.threads * per_thread, least)
-    if len(spans) <= per_thread:
-        return alone
-    if cached.member is None:
-        some = functools.partial(cached.kernel, *arguments)
-        return Walk(functools.partial(threads.run, some, spans, -(-len(spans) // per_thread)))
-    call = team.Call(arguments, spans)
-    return Walk(call.on(cached.member, cached.threads), call)
+    if cached.member is not None:
+        spans = table.shares((first, last), cached.threads, team.MIN_ELEMENTS)
+        if len(spans) > 1:
+            call = team.Call(arguments, spans)
+            return Walk(call.on(cached.member, cached.threads), call)
+    return Walk(functools.partial(cached.kernel, *arguments, first, last))

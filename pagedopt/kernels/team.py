@@ -51,7 +51,7 @@ class _OpenMP(NamedTuple):
 
 
 @functools.cache
-def _openmp() -> _OpenMP | None:
+def openmp() -> _OpenMP | None:
     """Return torch's OpenMP; None where torch has none, or one without GCC's interface."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD)
@@ -68,7 +68,7 @@ _members: dict[Callable[..., None], int] = {}
 
 def prepare(kernel: Callable[..., None]) -> None:
     """Compile the ``member`` of the generated module that defines ``kernel``."""
-    if kernel in _members or _forked or _openmp() is None:
+    if kernel in _members or _forked or openmp() is None:
         return
     from numba import types
 
@@ -88,14 +88,14 @@ class Call:
     """A kernel's arguments, which the caller keeps alive, and a span for each thread, as words that a team reads."""
 
     def __init__(self, arguments: Sequence[Any], spans: Sequence[Span]) -> None:
-        openmp = _openmp()
-        assert openmp is not None, "there is a member, so there is a team"
+        found = openmp()
+        assert found is not None, "there is a member, so there is a team"
         *arrays, chunk_numel = arguments
-        words = [openmp.thread_num, openmp.num_threads, len(spans), chunk_numel, 0]
+        words = [found.thread_num, found.num_threads, len(spans), chunk_numel, 0]
         for array in arrays:
             words += array.ctypes.data, *array.shape
         self.words = np.array([*words, spans[0][0], *(last for _, last in spans)], np.int64)
-        self.address, self._parallel = self.words.ctypes.data, openmp.parallel
+        self.address, self._parallel = self.words.ctypes.data, found.parallel
 
     def on(self, member: int, count: int) -> Callable[[], object]:
         """Return the function that runs ``member`` on a team of ``count`` threads; call :meth:`check` after it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from .compose import compose
 from .elementwise import add, add_scalar, addcdiv, addcmul, lerp, lerp_tensor, mul, mul_scalar, square_root  # noqa: F401
 from .language.syntax import RuleError
-from .rule import Rule, fma, rule, sign, sqrt
+from .rule import Rule, exp, fma, log, rule, sign, sqrt, tanh
 
 
 def _shipped() -> Iterator[Rule]:
@@ -25,4 +25,6 @@ RULES: dict[str, Rule] = {r.name: r for r in _shipped()}
 UPDATES = {name: r for name, r in RULES.items() if r.inputs[:2] == ("param", "grad")}
 globals().update(RULES)
 
-__all__ = ["RULES", "UPDATES", "Rule", "RuleError", "compose", "fma", "rule", "sign", "sqrt", *RULES]
+__all__ = [
+    "RULES", "UPDATES", "Rule", "RuleError", "compose", "exp", "fma", "log", "rule", "sign", "sqrt", "tanh", *RULES,
+]  # fmt: skip

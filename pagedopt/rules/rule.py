@@ -17,7 +17,7 @@ import torch
 
 from ..formats.choice import Moment
 from .language import printers
-from .language.operations import fma, sign, sqrt, strict
+from .language.operations import exp, fma, log, sign, sqrt, strict, tanh
 from .language.syntax import Signature, signature_of, source_of
 from .language.trace import Node, Trace
 from .registered_names import find, register
@@ -36,7 +36,7 @@ class Rule(Signature):
 
     Args:
         function: positional parameters are elements of tensors, keyword-only parameters are hyperparameters.  It
-            returns the parameters that change, by name (or one expression, which overwrites the first parameter).
+            returns new values of parameters (see :func:`rule`).
             If it returns a hyperparameter, too, an optimizer stores that number for each of its parameters from step
             to step, in float32 as torch stores step counts; the new value may depend on hyperparameters alone.
         moments: what is known of its states, by name (see :class:`~pagedopt.Moment`).
@@ -139,7 +139,7 @@ class Rule(Signature):
         return _find, (*name, self._in_place is not self, *self.parts)
 
     def __call__(self, *elements: Any, **scalars: Any) -> Any:
-        """Call the function: on Python numbers, or in another rule on its values."""
+        """Call the function: on numbers or tensors as Python does, or in another rule on its values."""
         node = next((x for x in (*elements, *scalars.values()) if isinstance(x, Node)), None)
         if node is not None and self._source is not None:
             return node.trace.call(self.function, *elements, **scalars)
@@ -154,10 +154,11 @@ class Rule(Signature):
             ArithmeticError, ValueError: as Python for an expression, e.g. a division by zero; the message names it.
             RuleError: see :attr:`program`.
         """
+        host = self._host
         try:
             if str in map(type, scalars.values()):  # else 2 * "1" is "11", and float("11") is a number
                 raise TypeError("a text is no number")
-            return [*map(float, self._host(**scalars))]
+            return [*map(float, host(**scalars))]
         except (ArithmeticError, TypeError, ValueError) as error:
             self._explain(scalars, error)
             raise
@@ -287,15 +288,18 @@ def rule(
     """Decorator: make ``function``, the update of one element, a :class:`Rule`.
 
     Positional parameters are elements of tensor lists (for an optimizer: parameter, gradient, then state by name),
-    keyword-only ones hyperparameters, of which some may have numbers as defaults.  It ends with the one ``return`` of
-    the positional parameters that change, by name (or of one expression, which overwrites the first).
+    keyword-only ones hyperparameters, of which some may have numbers as defaults.  It ends with the one ``return``: of
+    the names of those that change, in any order; or, if one of several values is no such name, of one value for each
+    output by position (the positional parameters in order, without a second one called ``grad``); or of one expression,
+    which overwrites the first.
 
     A rule is traced: Python runs it once, at its first use, with symbols in the place of numbers, and kernels compute
     what came of them.  So Python itself may do anything with what is known then: constants of a module, loops, tuples,
     closures, other functions and rules.  A global, or a function, that changes later does not change the rule.  On
     elements and hyperparameters there are arithmetic, comparisons, ``and``, ``or``, ``not`` and ``a if test else b``
-    (which take symbols as tests; ``if`` and ``while`` do not), ``abs``, ``min``, ``max``, of ``math`` ``sqrt``,
-    ``exp``, ``log`` and ``tanh``, and of :mod:`pagedopt.rules` ``sign`` and ``fma``; of elements the powers 2 and 3.
+    (which take symbols as tests; ``if`` and ``while`` do not), ``abs``, ``min``, ``max``, and of :mod:`pagedopt.rules`
+    ``exp``, ``log``, ``tanh``, ``sqrt`` (those of ``math`` are the same), ``sign`` and ``fma``; of elements the powers
+    2 and 3.
     What depends on hyperparameters alone is computed once per step on the host, in double, and only in the branches
     that tests of hyperparameters take; everything else in float32, or in float64 if a list is float64.  So is a
     comparison with 0, such as ``weight_decay != 0``: the kernel has the number anyway.
@@ -349,4 +353,4 @@ def _find(module: str, name: str, out_of_place: bool, *parts: Rule) -> Rule:
     return base.out_of_place if out_of_place else base
 
 
-__all__ = ["Rule", "check_rule", "find_registered", "fma", "rule", "sign", "sqrt"]
+__all__ = ["Rule", "check_rule", "exp", "find_registered", "fma", "log", "rule", "sign", "sqrt", "tanh"]

@@ -18,6 +18,7 @@ from stand_ins import raising
 
 from pagedopt import PagedAdamW, Rates
 from pagedopt.commands.doctor import examine, facts, trial
+from pagedopt.kernels import team
 from pagedopt.placements import choose
 from pagedopt.planning import rates
 from pagedopt.system import machine
@@ -282,6 +283,14 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monk
 def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     assert any("NUMBA_DISABLE_JIT" in note for note in examine.notes(torch.device("cpu"), {})) == noted
+
+
+def test_a_torch_without_a_team_of_threads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = dict.fromkeys(facts.PACKAGES, "1")
+    assert not any("one thread" in note for note in examine.notes(CPU, packages))
+    monkeypatch.setattr(team, "openmp", lambda: None)
+    assert "steps on a CPU take one thread" in examine.notes(CPU, packages)[-1]
+    assert not any("one thread" in note for note in examine.notes(torch.device("cuda"), packages))
 
 
 def test_the_cpu_is_one_whatever_its_number(doctor: Program) -> None:

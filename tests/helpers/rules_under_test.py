@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import exp, log, tanh
 
 import torch
 
-from pagedopt.rules import Rule, fma, rule, sign, sqrt
+from pagedopt.rules import Rule, exp, fma, log, rule, sign, sqrt, tanh
 
 Outcome = tuple[torch.Tensor, ...]
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cache_support import in_child
-from support import threads
+from support import F32, lists_for, same_bits, scalars_for, threads
 
+from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.kernels import cpu, team
+from pagedopt.rules import RULES
 from pagedopt.system.numba.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
 
@@ -31,7 +35,7 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
         _seen[1] = _asked(_np.int64(_scalars[0, 1]))
 """
 
-pytestmark = pytest.mark.skipif(team._openmp() is None, reason="torch has no OpenMP here, or another one than GCC's")
+pytestmark = pytest.mark.skipif(team.openmp() is None, reason="torch has no OpenMP here, or another one than GCC's")
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +56,9 @@ class Seen:
 
     def fail(self, chunk: int) -> None:
         """Let a kernel fail at a chunk; -1: at none."""
-        openmp = team._openmp()
-        assert openmp is not None
-        self.table.set_scalars([[chunk, openmp.thread_num]])
+        found = team.openmp()
+        assert found is not None
+        self.table.set_scalars([[chunk, found.thread_num]])
 
     @property
     def times(self) -> list[int]:
@@ -119,9 +123,58 @@ def test_what_fails_on_a_thread_is_raised_on_ours(kernel: Any, capfd: pytest.Cap
     assert walk(kernel, seen, 4).times == [3] * last + [2], "what failed once is not remembered"
 
 
-def test_a_fork_leaves_the_team_behind(kernel: Any) -> None:
+def test_a_fork_has_one_thread(kernel: Any) -> None:
+    """It has inherited OpenMP's record of the team, but not its threads: it would wait for them."""
+
     def child() -> bool:
-        return team.member(kernel) is None and walk(kernel, Seen(64), 4).times == [1] * 64
+        if team.member(kernel) is not None:
+            return False
+        seen = walk(kernel, Seen(64), 4)
+        return seen.times == [1] * 64 and set(seen.threads) == {0}
 
     walk(kernel, Seen(64), 4)
     assert in_child(child)
+
+
+def test_a_torch_without_openmp_has_one_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(64)
+    monkeypatch.setattr(team, "openmp", lambda: None)
+    monkeypatch.setattr(team, "_members", {})
+    team.prepare(kernel)
+    assert walk(kernel, seen, 4).times == [1] * 64
+    assert set(seen.threads) == {0}
+
+
+# ---- whole calls ----
+
+SIZES = (700_001, 1, 0, 33_000, 5, 20_000)
+
+
+def test_threads_change_no_bit() -> None:
+    adamw, results = RULES["adamw"], []
+    for count in (1, 2, 5):
+        lists = lists_for(adamw, SIZES, (F32,) * 4)
+        for _ in range(2):
+            with threads(count):
+                Sweep(adamw, lists).run(scalars_for(adamw))
+        results.append(lists)
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+def test_calls_of_several_threads_do_not_mix() -> None:
+    def double(lists: list[list[torch.Tensor]]) -> None:
+        for _ in range(20):
+            multi_tensor_apply(RULES["mul_scalar"], lists, {"scalar": 2.0})
+
+    def numbers() -> list[list[torch.Tensor]]:
+        return [[torch.arange(n, dtype=F32) for n in SIZES]]
+
+    several = [numbers() for _ in range(6)]
+    with threads(4):
+        callers = [threading.Thread(target=double, args=(lists,)) for lists in several]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    for lists in several:
+        assert all(torch.equal(t, was * 2**20) for t, was in zip(lists[0], numbers()[0], strict=True))

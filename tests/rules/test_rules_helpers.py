@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from rules_under_test import functions as every_function
+from rules_under_test import functions_in_torch
 from support import F64
 from users_module import module
 
@@ -156,6 +158,47 @@ def test_what_a_helper_computes_of_hyperparameters_alone_is_hoisted() -> None:
         return max(low, min(param, high))
 
     assert subject.uniforms({"lr": 0.5}) == [9.0, -1.5]
+
+
+RETURNED = {
+    "return param - lr * grad, m": ((0, 2), {"param": 3 - 0.5 * 7}),
+    "return param - lr * grad, 2 * m + grad": ((0, 2), {"param": 3 - 0.5 * 7, "m": 2 * 5 + 7}),
+    "new = param - lr * grad; grad = 2 * grad; return new, grad + 1": ((0, 2), {"param": 3 - 0.5 * 7, "m": 2 * 7 + 1}),
+    "m = m + grad; param = param - m; return m, param": ((2, 0), {"param": 3 - 12, "m": 12}),
+    "m = m + 1; return m": ((2,), {"m": 6}),
+    "return param - lr * m": ((0,), {"param": 3 - 0.5 * 5}),
+}
+
+
+@pytest.mark.parametrize("body", RETURNED)
+def test_what_is_returned_is_of_names_in_any_order_or_else_of_outputs_by_position(body: str, tmp_path: Path) -> None:
+    writes, want = RETURNED[body]
+    made = rule(module(f"def f(param, grad, m, *, lr):\n    {body}\n", tmp_path).f)
+    given = {"param": 3.0, "grad": 7.0, "m": 5.0}
+    lists = [[torch.tensor([value])] for value in given.values()]
+    multi_tensor_apply(made, lists, {"lr": 0.5})
+    assert made.writes == writes
+    assert [own[0].item() for own in lists] == [*(given | want).values()]
+
+
+def test_without_a_gradient_all_inputs_are_outputs() -> None:
+    @rule
+    def turned(x, y):  # type: ignore[no-untyped-def]
+        return 1 * y, -x
+
+    x, y = torch.tensor([1.0]), torch.tensor([2.0])
+    multi_tensor_apply(turned, [[x], [y]], {})
+    assert (x.item(), y.item()) == (2.0, -1.0)
+
+
+def test_a_rule_may_be_called_with_float64_tensors() -> None:
+    x = torch.tensor([0.25, 1.0, 3.0], dtype=F64)
+    want = functions_in_torch(x)
+    for got, value in zip(every_function(x, *[None] * 6), want, strict=True):
+        torch.testing.assert_close(got, value, rtol=0, atol=0)
+    assert [*sign(x - 1)] == [-1, 0, 1]
+    for i, number in enumerate(x.tolist()):
+        assert every_function(number, *[None] * 6) == pytest.approx([value[i].item() for value in want], rel=1e-15)
 
 
 def test_a_single_value_overwrites_the_first_list_whatever_it_names() -> None:

@@ -16,9 +16,26 @@ from pagedopt.rules import Rule, RuleError, rule
 HEAD = """\
 import functools
 import math
+import random
+import time
+import numpy
 import torch
 from math import sqrt
 TENSOR = torch.ones(3)
+GENERATOR = numpy.random.default_rng(3)
+SEEDED = torch.Generator()
+
+
+def drawn():
+    return sum(drawn_from(random) for _ in range(3))
+
+
+def drawn_from(source):
+    return source.random()
+
+
+def fails():
+    raise ValueError("first line" + 30 * "\\nanother")
 
 
 def again(x):
@@ -49,6 +66,8 @@ def first(x):
 
 
 """
+REDUCED = "sees one element of each tensor.* no '(norm|mean|max|sum)'; .*foreach_norm.* hyperparameter"
+DRAWN = "which gives another number each time; .*give it as a hyperparameter"
 TRUTH = "asks whether a value is true.*write 'name = a if test else b'"
 #: Statements that stand alone in a rule: what is refused, what the caret marks, what is said.
 STATEMENTS = {
@@ -57,15 +76,33 @@ STATEMENTS = {
     "assert lr > 0": ("assert lr > 0", TRUTH),
     "param = sorted([param, grad])[0]": ("sorted([param, grad])", TRUTH),
     "param = list(map(lambda x: x if lr else 0, [bool(param)]))[0]": ("bool(param)", TRUTH),
-    "for x in param: param = x": ("for x in param: param = x", "one number; there is nothing inside"),
-    "param = param[0]": ("param[0]", "one number; there is nothing inside"),
+    "for x in param: param = x": ("for x in param: param = x", "one element of each tensor.* there is nothing inside"),
+    "param = param[0]": ("param[0]", "one element of each tensor.* there is nothing inside"),
+    "param = param / grad.norm()": ("grad.norm", REDUCED),
+    "param = param - grad.mean()": ("grad.mean", REDUCED),
+    "param = param / grad.max()": ("grad.max", REDUCED),
+    "param = param / torch.norm(grad)": ("torch.norm(grad)", REDUCED),
+    "param = param / torch.linalg.norm(grad)": ("torch.linalg.norm(grad)", REDUCED),
+    "param = param / numpy.sum(grad)": ("numpy.sum(grad)", REDUCED),
+    "param = param / grad.shape[0]": ("grad.shape", "sees one element of each tensor.* no 'shape'"),
+    "param = torch.nn.functional.relu(param)": ("torch.nn.functional.relu(param)", "call of 'relu'"),
+    "param = fails() * param": ("fails()", "ValueError: first line\n"),
+    "param = param * random.random()": ("random.random()", DRAWN),
+    "param = param * random.randint(0, 1)": ("random.randint(0, 1)", DRAWN),
+    "param = param * random.uniform(0, lr)": ("random.uniform(0, lr)", DRAWN),
+    "param = param * numpy.random.randn()": ("numpy.random.randn()", DRAWN),
+    "param = param * GENERATOR.choice([1, -1])": ("GENERATOR.choice([1, -1])", DRAWN),
+    "param = param * torch.rand(()).item()": ("torch.rand(())", DRAWN),
+    "param = param * torch.rand((), generator=SEEDED).item()": ("torch.rand((), generator=SEEDED)", DRAWN),
+    "param = param * drawn()": ("drawn()", DRAWN),
+    "param = param * time.time()": ("time.time()", DRAWN),
     "param = math.sinh(param)": ("math.sinh(param)", "call of 'sinh'; .*plain functions.* sqrt/1, .*fma/3"),
     "param = math.log(param, 2)": ("math.log(param, 2)", "call of 'log'; .* log/1"),
     "param = sqrt(x=param)": ("sqrt(x=param)", "call of 'sqrt'; .*sqrt/1"),
-    "param = torch.sqrt(param)": ("torch.sqrt(param)", r"write 'from math import sqrt' and call sqrt\("),
+    "param = torch.sqrt(param)": ("torch.sqrt(param)", r"write 'from pagedopt.rules import sqrt' and call sqrt\("),
     "param = math.fabs(param)": ("math.fabs(param)", r"write Python's own abs and call abs\("),
     "param = (grad * 2).sqrt()": ("(grad * 2).sqrt", r"no 'sqrt'; call sqrt\("),
-    "param = param.grad": ("param.grad", "numbers, which have no 'grad'"),
+    "param = param.grad": ("param.grad", "numbers: these have no 'grad'"),
     "param = float(param)": ("float(param)", r"leave float\(\), .* out: hyperparameters are floats"),
     "param = param * int(lr)": ("int(lr)", r"leave .*int\(\) .*out"),
     "param = isinstance(lr, float) * param": ("isinstance(lr, float)", "call of 'isinstance'"),
@@ -82,7 +119,10 @@ STATEMENTS = {
     "param = 10**400 * param": ("10**400 * param", "an int that is too large for a float"),
     "param = param + RITE": ("RITE", "NameError: name 'RITE' is not defined"),
     "param = 1 / 0 * param": ("1 / 0", "ZeroDivisionError: division by zero"),
-    "param = param ** 0.5": ("param ** 0.5", r"'\*\*' of elements; use .* powers 2 and 3, or write sqrt"),
+    "param = param ** 0.5": (
+        "param ** 0.5",
+        r"'\*\*' of elements; use .* powers 2 and 3, or 'from pagedopt.rules import sqrt",
+    ),
     "param = param ** grad": ("param ** grad", r"'\*\*' of elements"),
     "param = lr ** param": ("lr ** param", r"'\*\*' of elements"),
     "param = param % 2": ("param % 2", r"'%' of elements; use \+ - \* / or the powers 2 and 3"),
@@ -102,7 +142,7 @@ STATEMENTS = {
     ),
     "param = again(param)": ("again(x - 1)", "'again' calls itself, directly or through others"),
     "param = other(param)": ("other(x + 1)", "'other' calls itself"),
-    "param = wrong(param)": ("x.sqrt", r"no 'sqrt'; call sqrt\("),
+    "param = wrong(param)": ("x.sqrt", r"no 'sqrt'; call sqrt\(…\) \(called by line \d+ of the rule 'f'\)"),
     "param = short(param)": ("short(param)", "'<lambda>' is no function that can be traced"),
     "param = two(param, 1)": ("two(param, 1)", r"TypeError: two\(\) takes 1 positional argument but 2"),
     "a, b = two(two(param)[0])[:1]": ("a, b", "not enough values to unpack"),
@@ -125,8 +165,8 @@ RULE = "def f(param, grad, *, lr, scale=1.0):\n    {}\n    return param\n"
 REFUSED = {statement: (RULE.format(statement), mark, text) for statement, (mark, text) in STATEMENTS.items()}
 #: The last line of a rule whose first is another statement.
 ENDS = {
-    "return param, grad * 2": ("grad * 2", "returns 'grad . 2'; return .* by name.* 'grad = grad . 2'"),
-    "return param, TENSOR": ("TENSOR", "returns 'TENSOR'; return the parameters that change, by name"),
+    "return param, grad * 2": ("grad * 2", r"2 values; .* position \('param'\), or .* by name .*'grad = grad . 2'"),
+    "return param, TENSOR": ("TENSOR", "returns 2 values; give one for each output"),
     "return param, param": ("param", "returns 'param' twice; leave one out"),
     "return param, lr": ("lr", "returns 'lr', a hyperparameter that it does not change"),
     "lr = lr / 2\n    scale = 2\n    return lr, scale": ("return lr, scale", "returns no tensor"),
@@ -152,6 +192,19 @@ REFUSED |= {
         ("(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)", "17 tensor parameters; there may be 16"),
     ]
 }  # fmt: skip
+#: What is returned of (param, grad, m, v), by position.
+POSITIONS = {
+    "return param - lr * grad, v": ("param - lr * grad", r"2 values; .* by position \('param', 'm', 'v'\)"),
+    "return param - lr * grad, grad, m, v": ("param - lr * grad", "returns 4 values"),
+    "return param - lr * grad, v, m": ("v", "returns 'v' in the place of 'm'; .*: write 'm = …'"),
+    "return param - lr * grad, grad, v": ("grad", "returns 'grad' in the place of 'm'"),
+    "return param - lr * grad, m, lr": ("lr", "returns 'lr' in the place of 'v'"),
+    "return param, *two(m)": ("*two(m)", "returns 2 values"),
+    "return param, m, *two(v)": ("*two(v)", "returns 3 values"),
+}
+REFUSED |= {
+    body: (f"def f(param, grad, m, v, *, lr):\n    {body}\n", mark, text) for body, (mark, text) in POSITIONS.items()
+}
 REFUSED["step"] = ("def f(a, *, step):\n    return a, step\n", "step", "'step', which the optimizer counts")
 REFUSED["mode"] = ("def f(a, *, mode='fast'):\n    return a\n", "mode", "the default of 'mode' is 'fast', not a number")
 
@@ -175,10 +228,17 @@ def test_it_is_refused_with_line_caret_reason_and_advice(name: str, tmp_path: Pa
         RuleError, match=rf"(?s)^\S*users_module\.py:{at + 1}: cannot translate this rule: .*{said}"
     ) as e:
         traced(rule(module(whole, tmp_path).f))
+    assert chain_of(e.value) == [e.value]
     _, line, caret = str(e.value).splitlines()
     assert line.strip() == lines[at].strip()
     marked = line[caret.index("^") : caret.rindex("^") + 1]
     assert marked == (SINCE_312.get(mark, mark) if sys.version_info >= (3, 12) else mark)
+
+
+def chain_of(error: BaseException) -> list[BaseException]:
+    """The exceptions that a traceback shows."""
+    inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return [error, *(chain_of(inner) if inner else [])]
 
 
 def traced(subject: Rule) -> Rule:
@@ -192,8 +252,9 @@ def test_syntax_is_refused_by_the_decorator_and_values_at_first_use(tmp_path: Pa
         rule(module(HEAD + RULE.format("return grad"), tmp_path).f)
     made = rule(module(HEAD + RULE.format("param = param[0]"), tmp_path).f)
     for use in (made.cuda_source, made.prologue_source, made.numba_source, lambda: made.uniforms({"lr": 1.0})):
-        with pytest.raises(RuleError, match="nothing inside"):
+        with pytest.raises(RuleError, match="nothing inside") as e:
             use()
+        assert chain_of(e.value) == [e.value]
 
 
 def test_an_indented_rule_is_refused_by_the_same_line(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ... import __version__
+from ...kernels import team
 from ...planning import rates
 from ...system import machine
 from . import facts, trial
@@ -69,6 +70,8 @@ def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
             out.append(f"there is an NVIDIA driver, but torch {torch.__version__} sees no GPU; is one visible?")
     elif device.type == "cpu":
         out.append("there is a GPU; --device cuda examines it")
+    if device.type == "cpu" and team.openmp() is None:
+        out.append("steps on a CPU take one thread: this build of torch has no OpenMP with GCC's interface (libgomp)")
     return out
 
 

@@ -9,27 +9,50 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 Function = Callable[..., Any]
 
 
-def sign(x: float) -> float:
-    """-1, 0 or 1."""
-    return float((x > 0) - (x < 0))
+def exp(x: Any) -> Any:
+    """Return e to the power of a number, of each element of a tensor, or of a rule's value."""
+    return x.exp() if isinstance(x, torch.Tensor) else math.exp(x)
 
 
-def fma(a: float, b: float, c: float) -> float:
-    """a * b + c; kernels round it once."""
+def log(x: Any) -> Any:
+    """Return the natural logarithm of a number, of each element of a tensor, or of a rule's value."""
+    return x.log() if isinstance(x, torch.Tensor) else math.log(x)
+
+
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangent of a number, of each element of a tensor, or of a rule's value."""
+    return x.tanh() if isinstance(x, torch.Tensor) else math.tanh(x)
+
+
+def sqrt(x: Any) -> Any:
+    """Return the square root of a number, of each element of a tensor, or of a rule's value."""
+    return x.sqrt() if isinstance(x, torch.Tensor) else math.sqrt(x)
+
+
+def sign(x: Any) -> Any:
+    """Return -1, 0 or 1 for a number, for each element of a tensor, or for a rule's value."""
+    return x.sign() if isinstance(x, torch.Tensor) else float((x > 0) - (x < 0))
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """Return a * b + c; kernels round it once."""
     return a * b + c
 
 
-sign.__module__ = fma.__module__ = "pagedopt.rules"
-sqrt = math.sqrt
-#: The functions that a rule may call, by name: Python's.  Kernels have each as ``element_NAME``.
+for _function in (exp, log, tanh, sqrt, sign, fma):
+    _function.__module__ = "pagedopt.rules"
+#: The functions that a rule may call, by name, as they are on numbers.  Kernels have each as ``element_NAME``.
 FUNCTIONS: dict[str, Function] = {
-    "sqrt": sqrt, "exp": math.exp, "log": math.log, "tanh": math.tanh, "abs": abs, "sign": sign, "min": min, "max": max,
-    "fma": fma,
+    "sqrt": math.sqrt, "exp": math.exp, "log": math.log, "tanh": math.tanh, "abs": abs, "sign": sign, "min": min,
+    "max": max, "fma": fma,
 }  # fmt: skip
+#: Their names, also of those that take tensors.
+NAMES = {function: name for name, function in FUNCTIONS.items()} | {f: f.__name__ for f in (exp, log, tanh, sqrt)}
 #: How many arguments each takes.
 ARITY = {name: {"min": 2, "max": 2, "fma": 3}.get(name, 1) for name in FUNCTIONS}
 

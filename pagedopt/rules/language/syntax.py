@@ -20,7 +20,7 @@ def refuse(file: str, line: int, why: str, begin: int, end: int | None) -> NoRet
     text = linecache.getline(file, line).rstrip()
     before, marked = (part.decode(errors="replace") for part in (text.encode()[:begin], text.encode()[begin:end]))
     shown = f"\n    {text.strip()}\n    {' ' * len(before.lstrip())}{'^' * max(len(marked), 1)}" if text else ""
-    raise RuleError(f"{file}:{line}: cannot translate this rule: {why}{shown}")
+    raise RuleError(f"{file}:{line}: cannot translate this rule: {why}{shown}") from None
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Signature:
         scalars: names of the hyperparameters; ``defaults`` holds those that have a default.
         changes: for each returned element, the index of the input whose new value it is.
         writes: for each returned element, the index of the list it is stored to; in place, that input's own.
-        returned: the names that it returns; none: one expression.
+        returned: the parameters whose values it returns, in order; none: one expression.
         assigned: the names that it assigns.
     """
 
@@ -138,7 +138,7 @@ def signature_of(function: Callable[..., Any], source: Source) -> Signature:
 def _returned(
     source: Source, inputs: tuple[str, ...], scalars: tuple[str, ...], assigned: frozenset[str]
 ) -> tuple[str, ...]:
-    """Return the names that a rule returns; none if it is one expression, which overwrites the first input."""
+    """Return the parameters whose values a rule returns; none for one expression, which overwrites the first input."""
     last = source.tree.body[-1]
     if not isinstance(last, ast.Return) or last.value is None:
         source.refuse(last, f"a rule ends with 'return' of the new values, not with {ast.unparse(last)!r}")
@@ -146,12 +146,11 @@ def _returned(
     names = tuple(v.id if isinstance(v, ast.Name) else "" for v in values)
     if values == [last.value] and names[0] not in inputs:
         return ()
+    if not {*names} <= {*inputs, *scalars}:
+        return _by_position(source, values, names, inputs, scalars)
     for node, name in zip(values, names, strict=True):
         why = ""
-        if name not in inputs + scalars:
-            how = f"'{inputs[-1]} = {ast.unparse(node)}', then 'return …, {inputs[-1]}'"
-            why = f"; return the parameters that change, by name, assigned before, such as {how}"
-        elif name == "step":
+        if name == "step":
             why = ", which the optimizer counts; leave it out"
         elif names.count(name) > 1:
             why = " twice; leave one out"
@@ -162,6 +161,27 @@ def _returned(
     if not set(names) & set(inputs):
         source.refuse(last, "returns no tensor; return a positional parameter, too")
     return names
+
+
+def _by_position(
+    source: Source, values: list[ast.expr], names: tuple[str, ...], inputs: tuple[str, ...], scalars: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the outputs that ``values`` are for: the inputs in order, without the gradient.
+
+    Args:
+        names: those of ``values``; "" for an expression.
+    """
+    outputs = inputs[:1] + inputs[2 if inputs[1:2] == ("grad",) else 1 :]
+    if len(values) != len(outputs) or any(isinstance(value, ast.Starred) for value in values):
+        value, said = values[[name in inputs + scalars for name in names].index(False)], ", ".join(map(repr, outputs))
+        how = f"'{inputs[-1]} = {ast.unparse(value)}', then 'return …, {inputs[-1]}'"
+        why = f"returns {len(values)} values; give one for each output by position ({said}), or return the parameters"
+        source.refuse(value, f"{why} that change by name alone, assigned before, such as {how}")
+    for node, name, output in zip(values, names, outputs, strict=True):
+        if name in inputs + scalars and name != output:
+            why = f"returns {name!r} in the place of {output!r}; beside expressions, values are taken by position"
+            source.refuse(node, f"{why}: write '{output} = …' for each value before, and return names alone")
+    return outputs
 
 
 #: What has an effect, or an answer, only once.

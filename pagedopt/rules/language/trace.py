@@ -10,11 +10,12 @@ import functools
 import operator
 from collections.abc import Callable, Hashable
 from numbers import Integral, Real
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, TracebackType
 from typing import Any, NoReturn
 
 from ...common.kind_of import kind_of
-from .operations import ARITY, FUNCTIONS, OPERATIONS
+from .draws import draws, states
+from .operations import ARITY, FUNCTIONS, NAMES, OPERATIONS
 from .rewrite import rewritten
 from .syntax import RuleError, Signature, Source, check, codes, refuse, source_of
 
@@ -64,8 +65,7 @@ class Node:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        known = f"; call {name}(…)" if name in FUNCTIONS else ""
-        raise Refusal(f"elements and hyperparameters are numbers, which have no {name!r}{known}")
+        raise Refusal(_of_tensors(name))
 
     def __pos__(self) -> Node:
         return self
@@ -99,7 +99,7 @@ for _why, _names in {
         "and or xor lshift rshift matmul rand ror rxor rlshift rrshift rmatmul invert",
     "a value has no number while a rule is traced; leave float(), int() and the like out: hyperparameters are floats":
         "float int complex round trunc floor ceil",
-    "an element or hyperparameter is one number; there is nothing inside":
+    "a rule sees one element of each tensor, and hyperparameters are numbers: there is nothing inside":
         "getitem setitem iter len index contains call",
     "a value has no text while a rule is traced; leave it out": "format",
 }.items():  # fmt: skip
@@ -120,6 +120,9 @@ _ALLOWED = (sum, zip, list, tuple, dict, set, enumerate, reversed, map, filter, 
 #: Modules whose functions take numbers, not nodes; names that they have for functions that a rule may call.
 _NUMERIC = ("math", "cmath", "_operator", "numpy", "torch")
 _OTHER_NAMES = {"absolute": "abs", "fabs": "abs", "fmax": "max", "fmin": "min", "maximum": "max", "minimum": "min"}
+#: Methods and functions that make one number of a whole tensor.
+_REDUCTIONS = ("norm", "vector_norm", "sum", "mean", "prod", "std", "var", "min", "max", "amin", "amax", "dot", "all",
+               "any")  # fmt: skip
 
 
 class Trace:
@@ -166,17 +169,22 @@ class Trace:
 
     def _refuse(self, error: Exception, source: Source | None) -> NoReturn:
         """Raise a RuleError at the innermost line of a traced function; without one: at the end of ``source``."""
-        found, trace = None, error.__traceback__
+        found, trace = list[TracebackType](), error.__traceback__
         while trace is not None:
-            found, trace = trace if trace.tb_frame.f_code in self._own else found, trace.tb_next
-        why = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {error}"
-        if found is not None:
-            code = found.tb_frame.f_code
-            first, last, begin, end = list(code.co_positions())[found.tb_lasti // 2]
-            refuse(code.co_filename, found.tb_lineno, why, begin or 0, end if first == last else None)
+            found += [trace] * (trace.tb_frame.f_code in self._own)
+            trace = trace.tb_next
+        first_line = str(error).strip().partition("\n")[0]  # of torch's, many may follow
+        why = str(error) if isinstance(error, Refusal) else f"{type(error).__name__}: {first_line}"
+        if found:
+            outer, inner = found[0], found[-1]
+            file, line = inner.tb_frame.f_code.co_filename, inner.tb_lineno
+            if (outer.tb_frame.f_code.co_filename, outer.tb_lineno) != (file, line):
+                why += f" (called by line {outer.tb_lineno} of the rule {self.signature.name!r})"
+            first, last, begin, end = list(inner.tb_frame.f_code.co_positions())[inner.tb_lasti // 2]
+            refuse(file, line, why, begin or 0, end if first == last else None)
         if source is not None:
             source.refuse(source.tree.body[-1], why)
-        raise RuleError(f"rule {self.signature.name!r}: {why}") from error
+        raise RuleError(f"rule {self.signature.name!r}: {why}") from None
 
     # ---- nodes ----
 
@@ -203,7 +211,7 @@ class Trace:
         """Return the node of an operator."""
         if any(isinstance(a, Node) and a.varies for a in (left, right)) and op in ("**", "%", "//"):
             if op != "**" or isinstance(right, Node) or right not in (2, 3):
-                roots = ", or write sqrt, exp and log, with 'from math import sqrt, exp, log'" if op == "**" else ""
+                roots = ", or 'from pagedopt.rules import sqrt, exp, log'" if op == "**" else ""
                 raise Refusal(f"{op!r} of elements; use + - * / or the powers 2 and 3{roots}")
             square = self.node("*", left, left)
             return square if right == 2 else self.node("*", square, left)
@@ -248,26 +256,28 @@ class Trace:
 
     def call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function: one of :data:`FUNCTIONS` makes a node, other Python functions are traced, too."""
+        if draws(function, (*args, *kwargs.values())):
+            raise Refusal(_drawn(function))
         if isinstance(function, MethodType):
             function, args = function.__func__, (function.__self__, *args)
         if getattr(function, "__code__", None) in self._own:
             return self._traced(function, None)(*args, **kwargs)
         given = (*args, *kwargs.values())
         if not any(map(_has_node, given)):
-            return function(*args, **kwargs)
-        name = next((name for name, known in FUNCTIONS.items() if known is function), "")
+            return _as_it_is(function, args, kwargs)
+        name = next((name for known, name in NAMES.items() if known is function), "")
         if name and not kwargs and (len(args) == ARITY[name] or len(args) > ARITY[name] == 2):
             first = self.node(name, *args[: ARITY[name]])
             return functools.reduce(lambda a, b: self.node(name, a, b), args[ARITY[name] :], first)
-        if isinstance(function, FunctionType) and not name:
+        if isinstance(function, FunctionType) and not name and _home(function) not in _NUMERIC:
             try:
                 source = source_of(function)
             except RuleError as error:
                 raise Refusal(f"{function.__name__!r} is no function that can be traced: {error}") from None
             return self._traced(function, source)(*args, **kwargs)
         if any(isinstance(a, Node) for a in given) and (name or not _is_native(function)):
-            raise Refusal(_instead(getattr(function, "__name__", type(function).__name__), name))
-        return function(*args, **kwargs)
+            raise Refusal(_instead(_called(function), name))
+        return _as_it_is(function, args, kwargs)
 
     def choice(self, test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         """``yes if test else no``"""
@@ -325,16 +335,50 @@ def _is_native(function: Any) -> bool:
     """Whether Python may call a function with a node: it can only compute with it, or pass it on."""
     if isinstance(function, BuiltinFunctionType) and isinstance(function.__self__, list | dict | set):
         return True
-    home = (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+    home = _home(function)
     return function in _ALLOWED if isinstance(function, Hashable) and home == "builtins" else home not in _NUMERIC
+
+
+def _home(function: Any) -> str:
+    return (getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _as_it_is(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call what is not traced; refuse it if it has drawn from one of the generators that all code shares."""
+    before = states()
+    result = function(*args, **kwargs)
+    if states() != before:
+        raise Refusal(_drawn(function))
+    return result
+
+
+def _drawn(function: Any) -> str:
+    return (
+        f"call of {_called(function)!r}, which gives another number each time; a rule runs once, to be traced, and "
+        "every step would have this number: give it as a hyperparameter, or numbers for all elements as a tensor"
+    )
+
+
+def _of_tensors(name: str) -> str:
+    """Say that an element has no ``name``, and what to write instead."""
+    one = f"a rule sees one element of each tensor, and hyperparameters are numbers: these have no {name!r}"
+    if name in _REDUCTIONS:
+        return f"{one}; compute it before the step (norms by pagedopt.foreach_norm), and give it as a hyperparameter"
+    return f"{one}; call {name}(…)" if name in FUNCTIONS else one
 
 
 def _instead(called: str, known: str) -> str:
     """Say what to write for a call that is refused; ``known``: its name among :data:`FUNCTIONS`."""
-    name = _OTHER_NAMES.get(called, called)
+    name = _OTHER_NAMES.get(called, called.removeprefix("linalg_"))
     if name in FUNCTIONS and not known:
-        home = FUNCTIONS[name].__module__
-        how = f"Python's own {name}" if home == "builtins" else f"'from {home} import {name}'"
+        builtin = FUNCTIONS[name].__module__ == "builtins"
+        how = f"Python's own {name}" if builtin else f"'from pagedopt.rules import {name}'"
         return f"call of another {called!r}; write {how} and call {name}(…)"
+    if name in _REDUCTIONS and not known:
+        return _of_tensors(name)
     there = ", ".join(f"{name}/{arity}" for name, arity in ARITY.items())
     return f"call of {called!r}; a rule may call plain functions, written with def, and (name/arguments) {there}"
