@@ -1,4 +1,4 @@
-"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table; and the norm, in two.
+"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table; and the norm, in few.
 
 They take the arguments of torch's functions.  What does not fit one launch here (integers, broadcasting, mixed dtypes,
 tensors that need autograd) goes to torch's own function, whose results and errors are then torch's.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...launch.factor import Factor, factor_on
-from ...launch.squares import DeviceSquares, Squares, SquaresList, finish
+from ...launch.sums import DeviceSquares, Squares, SquaresList, finish
 from ...system.internals import in_backward
 from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer, occurrences
