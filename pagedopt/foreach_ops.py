@@ -73,7 +73,7 @@ def _foreach(name: str, *arguments: Any, alpha: float = 1) -> Any:
         out = None if options else _launch(with_number, lists, {number: last}, in_place)
     if out is None:
         out = getattr(torch, f"_foreach_{name}")(*arguments, **options)
-    return None if in_place else out
+    return None if in_place else list(out)
 
 
 def foreach_add(self: Tensors, other: Any, *, alpha: float = 1) -> list[torch.Tensor]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import DEVICES, NEEDED
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import pagedopt
 from pagedopt import foreach_ops
@@ -70,13 +71,14 @@ def test_agrees_with_torch(call: str, dtype: torch.dtype, device: str, suffix: s
     if suffix:
         assert got is None
         got, want = ours[0], theirs[0]
-    torch.testing.assert_close(list(got), list(want), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(got, list(want), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_does_not_fit_one_launch_is_what_torch_makes_of_it(device: str) -> None:
     ints = [torch.arange(4, device=device)]
-    assert torch.equal(foreach_ops.foreach_add(ints, ints)[0], torch._foreach_add(ints, ints)[0])
+    assert isinstance(added := foreach_ops.foreach_add(ints, ints), list)
+    assert torch.equal(added[0], torch._foreach_add(ints, ints)[0])
     mixed = [torch.ones(3, device=device)], [torch.ones(3, device=device, dtype=torch.float64)]
     assert foreach_ops.foreach_mul(*mixed)[0].dtype is torch._foreach_mul(*mixed)[0].dtype
     broadcast = [torch.ones(2, 3, device=device)], [torch.ones(3, device=device)]
@@ -91,6 +93,13 @@ def test_what_does_not_fit_one_launch_is_what_torch_makes_of_it(device: str) -> 
     out.sum().backward()
     assert leaf.grad is not None
     assert leaf.grad.tolist() == [2, 2, 2]
+
+
+def test_in_a_fake_mode_results_are_fake() -> None:
+    real = [torch.ones(3), torch.ones(5000)]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        results = [*foreach_ops.foreach_norm(real), *foreach_ops.foreach_mul(real, 2)]
+    assert {*map(type, results)} == {FakeTensor}
 
 
 def test_refuses_what_torch_refuses() -> None:

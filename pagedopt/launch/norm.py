@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ..formats.floating import FLOAT64, known, of_dtype
-from ..tables.columns import has_memory, is_dense
+from ..tables.columns import has_memory, is_dense, is_fake
 from ..tables.layout import WORD, HostTable, Words
 from ..tables.storage import StorageFormat
 from ..transports.choose import TransportOption, shared
@@ -43,9 +43,10 @@ def fits(lists: Sequence[Tensors]) -> bool:
 def _addresses(tensors: Tensors) -> Words | None:
     """Return the address of each tensor; None: they are not alike, or a kernel cannot read them as they are.
 
-    Every call asks anew, so nothing here asks for a tensor alone.
+    In a ``FakeTensorMode`` it is None, too: new tensors have no memory there.  Every call asks anew, so nothing here
+    asks for a tensor alone.
     """
-    if not tensors or not {*map(type, tensors)} <= _CLASSES:
+    if not tensors or not {*map(type, tensors)} <= _CLASSES or is_fake(torch.empty(0)):
         return None
     dtype, device = tensors[0].dtype, tensors[0].device
     if {*map(_dtype, tensors)} != {dtype} or not known(dtype):
