@@ -14,11 +14,11 @@ from pagedopt.transports.choose import TRANSPORTS
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @some_orders
 def test_norms(monkeypatch: pytest.MonkeyPatch, transport: Any, order: Order) -> None:
-    """Of tensors that are one chunk each, and of chunks whose sums are added in a second launch."""
+    """Of tensors that are one chunk each, of chunks whose sums are added in a second launch, and of no elements."""
 
     def act(run: Run) -> Ends:
         small, large = ([run.numbers(n) for n in sizes] for sizes in ((6,) * 200, (5, 0, 40_001, 3000)))
-        found = [foreach_norm(tensors, transport=transport) for tensors in (small, large, small)]
+        found = [foreach_norm(tensors, transport=transport) for tensors in (small, large, large[1:2], small)]
         return [norm.cpu() for norms in found for norm in norms]
 
     play(monkeypatch, act, order)
