@@ -1,4 +1,4 @@
-"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table; and the norm, in two.
+"""The elementwise ``torch._foreach_*`` functions, each in one launch over one pointer table; and the norm, in few.
 
 They take the arguments of torch's functions.  What does not fit one launch here (integers, broadcasting, mixed dtypes,
 tensors that need autograd) goes to torch's own function, whose results and errors are then torch's.
@@ -73,7 +73,7 @@ def _foreach(name: str, *arguments: Any, alpha: float = 1) -> Any:
         out = None if options else _launch(with_number, lists, {number: last}, in_place)
     if out is None:
         out = getattr(torch, f"_foreach_{name}")(*arguments, **options)
-    return None if in_place else out
+    return None if in_place else list(out)
 
 
 def foreach_add(self: Tensors, other: Any, *, alpha: float = 1) -> list[torch.Tensor]:

@@ -27,8 +27,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "pagedopt/kernels/multi_tensor_apply.cu", "pagedopt/kernels/blocks.cu",
     ),
     "factor": (
-        "pagedopt/kernels/factor.cuh", "pagedopt/kernels/factor.cu", "pagedopt/kernels/squares.cu",
-        "pagedopt/launch/factor.py", "pagedopt/launch/squares.py", "pagedopt/optim/step/factor.py",
+        "pagedopt/kernels/factor.cuh", "pagedopt/kernels/factor.cu", "pagedopt/kernels/sums.cu",
+        "pagedopt/launch/factor.py", "pagedopt/launch/sums.py", "pagedopt/optim/step/factor.py",
     ),
     "CPU kernels": (
         "pagedopt/kernels/cpu.py", "pagedopt/kernels/cpu_text.py", "pagedopt/kernels/numba_numbers.py",
@@ -53,7 +53,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "pagedopt/kernels/prologue.cu", "pagedopt/system/cuda/graphs.py",
     ),
     "formats": ("pagedopt/formats/*.py",),
-    "norms": ("pagedopt/launch/norm.py", "pagedopt/kernels/norm.cu"),
+    "norms": ("pagedopt/launch/norm.py", "pagedopt/launch/sums.py", "pagedopt/kernels/sums.cu"),
     "paging": ("pagedopt/paging/*.py", "pagedopt/placements/*.py", "pagedopt/system/cuda/virtual.py"),
     "state file": ("pagedopt/system/files/*.py",),
     "overlap": ("pagedopt/optim/overlap/*.py", "pagedopt/optim/step/queued.py"),

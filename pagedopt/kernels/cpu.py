@@ -37,28 +37,18 @@ class Walk(NamedTuple):
 Walks = dict[Span | None, Walk]
 
 
-def norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
-    """Return the kernel that writes one partial norm per chunk (order 0: infinity) over lists (tensor, partials)."""
-    return _for_threads(_norm_kernel(form, number, order))
-
-
-@functools.cache
-def _norm_kernel(form: StorageFormat, number: torch.dtype, order: int) -> Callable[..., None]:
-    return _compiled(cpu_text.norm_source(form, number, order), f"norm{order}", 2, 0)
-
-
-def squares_kernel(form: StorageFormat, threads: int) -> Callable[..., None]:
-    """Return the kernel that writes the sum of each chunk's squares, over lists (tensor, sums).
+def sums_kernel(order: int, form: StorageFormat, threads: int) -> Callable[..., None]:
+    """Return the kernel that adds the terms of a norm (order 0: infinity) of each chunk, over lists (tensor, sums).
 
     Args:
-        threads: see :func:`~pagedopt.kernels.cpu_text.squares_source`.
+        threads: see :func:`~pagedopt.kernels.cpu_text.sums_source`.
     """
-    return _for_threads(_squares_kernel(form, threads))
+    return _for_threads(_sums_kernel(order, form, threads))
 
 
 @functools.cache
-def _squares_kernel(form: StorageFormat, threads: int) -> Callable[..., None]:
-    return _compiled(cpu_text.squares_source(form, threads), f"squares{threads}", 2, 0)
+def _sums_kernel(order: int, form: StorageFormat, threads: int) -> Callable[..., None]:
+    return _compiled(cpu_text.sums_source(order, form, threads), f"sums{order}_{threads}", 2, 0)
 
 
 def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool = False) -> Callable[..., None]:

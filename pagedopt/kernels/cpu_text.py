@@ -164,27 +164,7 @@ def _block_calls(name: str, i: int, word: int, form: StorageFormat) -> list[str]
     return [f"for _k in range(0, _live, {form.block}):", f"    {name}(_x{i}[_k:], {', '.join(columns)}, {where})"]
 
 
-_NORM_LINES = """\
-_x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {dtype})
-_partial = _carray(_pointer(_rows[_row, 1] + _offset // _chunk_numel * {number_size}), 1, S)
-_sum = S(0)
-for _i in range(_numel):
-    value = {load}
-    _sum = {join}
-_partial[0] = _sum"""
-_JOINS = {0: "S(element_max(_sum, abs(value)))", 1: "_sum + abs(value)", 2: "_sum + value * value"}
-
-
-def norm_source(form: StorageFormat, number: torch.dtype, order: int) -> str:
-    """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.norm_kernel`."""
-    lines = _NORM_LINES.format(
-        itemsize=form.columns[0].dtype.itemsize, number_size=number.itemsize, dtype=form.numba_type,
-        load=form.numba_load.format("_x[_i]"), join=_JOINS[order],
-    ).splitlines()  # fmt: skip
-    return _module(f"norm{order}", 2, number, lines)
-
-
-_SQUARES_LINES = """\
+_SUMS_LINES = """\
 _x = _carray(_pointer(_rows[_row, 0] + _offset * {itemsize}), _numel, {dtype})
 _total = _carray(_pointer(_rows[_row, 1] + _offset // _chunk_numel * 8), 1, S)
 _sums = _np.zeros({sums}, S)
@@ -192,25 +172,31 @@ for _first in range(0, _numel, {sums}):
     _part = _x[_first : _first + {sums}]
     for _j in range(len(_part)):
         value = {load}
-        _sums[_j] += value * value
+        _sums[_j] = {add_term}
 _left = {sums}
 while _left > 1:
     _left //= 2
     for _j in range(_left):
-        _sums[_j] = _sums[2 * _j] + _sums[2 * _j + 1]
+        _sums[_j] = {add_neighbours}
 _total[0] = _sums[0]"""
+#: The term of an element by the order of a norm, and how terms are added; order 0: infinity.
+_TERMS = {0: "abs(value)", 1: "abs(value)", 2: "value * value"}
+_ADD = {0: "element_max({}, {})", 1: "{} + {}", 2: "{} + {}"}
 
 
-def squares_source(form: StorageFormat, threads: int) -> str:
-    """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.squares_kernel`: that of ``squares.cu``.
+def sums_source(order: int, form: StorageFormat, threads: int) -> str:
+    """Return the Python text of the kernel for :func:`pagedopt.kernels.cpu.sums_kernel`: that of ``sums.cu``.
 
     Args:
-        threads: that share a chunk on a GPU, which decides the order in which squares are added.
+        threads: that share a chunk on a GPU, which decides the order in which terms are added.
     """
-    itemsize = form.columns[0].dtype.itemsize
-    sums, load = threads * 16 // itemsize, form.numba_load.format("_part[_j]")
-    lines = _SQUARES_LINES.format(itemsize=itemsize, dtype=form.numba_type, sums=sums, load=load)
-    return _module(f"squares{threads}", 2, torch.float64, lines.splitlines())
+    itemsize, add = form.columns[0].dtype.itemsize, _ADD[order].format
+    lines = _SUMS_LINES.format(
+        itemsize=itemsize, dtype=form.numba_type, sums=threads * 16 // itemsize,
+        load=form.numba_load.format("_part[_j]"),
+        add_term=add("_sums[_j]", _TERMS[order]), add_neighbours=add("_sums[2 * _j]", "_sums[2 * _j + 1]"),
+    )  # fmt: skip
+    return _module(f"sums{order}_{threads}", 2, torch.float64, lines.splitlines())
 
 
 _SAMPLE = """\

@@ -26,7 +26,7 @@ PROLOGUE_AT = np.dtype(
         ("factor", np.uint64),
     ]
 )  # fmt: skip
-#: ``TotalAt`` of ``squares.cu``, the argument of :func:`total_kernel`; to be passed without fields.
+#: ``TotalAt`` of ``sums.cu``, the argument of :func:`total_kernel`; to be passed without fields.
 TOTAL_AT = np.dtype([("sums", np.uint64), ("count", np.int64), ("total", np.uint64), ("factor", np.uint64)])
 
 
@@ -118,25 +118,16 @@ def multi_tensor_kernel(
 
 
 @functools.cache
-def squares_kernel(form: StorageFormat, threads: int, argument_type: str, device: int) -> CudaKernel:
-    """Return the kernel that adds the squares of each chunk of lists (tensor, sums), of a plain format."""
-    name = source.squares_instance(form, threads, argument_type)
-    return CudaKernel(source.text(None, kernel="squares.cu"), name, device, BLOCK // threads)
+def sums_kernel(order: int, form: StorageFormat, threads: int, argument_type: str, device: int) -> CudaKernel:
+    """Return the kernel that adds the terms of a norm (order 0: infinity) of each chunk of lists (tensor, sums)."""
+    name = source.sums_instance(order, form, threads, argument_type)
+    return CudaKernel(source.text(None, kernel="sums.cu"), name, device, BLOCK // threads)
 
 
 @functools.cache
 def total_kernel(device: int) -> CudaKernel:
     """Return the kernel that adds sums in one block; its argument is a :data:`TOTAL_AT`, its count 1."""
-    return CudaKernel(source.text(None, kernel="squares.cu"), f"total<{BLOCK}>", device)
-
-
-@functools.cache
-def norm_kernel(
-    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, argument_type: str, device: int
-) -> CudaKernel:
-    """Return the kernel for a stage of the norm (``chunks`` or ``rows``) of a plain format, computed in ``number``."""
-    name = source.norm_instance(stage, order, form, number, threads, argument_type)
-    return CudaKernel(source.text(None, kernel="norm.cu"), name, device, BLOCK // threads)
+    return CudaKernel(source.text(None, kernel="sums.cu"), f"total<{BLOCK}>", device)
 
 
 @functools.cache

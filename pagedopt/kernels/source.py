@@ -12,7 +12,7 @@ from ..tables.storage import StorageFormat
 from .kernel_rule import KernelRule
 
 #: Kernels that read or write the factor of gradients.
-_WITH_FACTOR = ("prologue.cu", "squares.cu")
+_WITH_FACTOR = ("prologue.cu", "sums.cu")
 #: Threads of a warp, and the elements a thread takes at a time if no format has blocks: 16 bytes of float32.
 WARP, WIDTH = 32, 4
 
@@ -118,13 +118,6 @@ def prologue_instance(rule: KernelRule) -> str:
     return f"prologue<{rule.prologue}>"
 
 
-def norm_instance(
-    stage: str, order: int, form: StorageFormat, number: torch.dtype, threads: int, argument_type: str
-) -> str:
-    """Return the C++ name of an instance of a stage of the norm, over lists in a plain format."""
-    return f"norm_{stage}<{_number(number)}, {order}, {threads}, {argument_type}, {form.cuda_type}>"
-
-
-def squares_instance(form: StorageFormat, threads: int, argument_type: str) -> str:
-    """Return the C++ name of an instance of the kernel that adds the squares of each chunk, of a plain format."""
-    return f"squares<{threads}, {argument_type}, {form.cuda_type}>"
+def sums_instance(order: int, form: StorageFormat, threads: int, argument_type: str) -> str:
+    """Return the C++ name of an instance of the kernel that adds the terms of each chunk, of a plain format."""
+    return f"sums<{order}, {threads}, {argument_type}, {form.cuda_type}>"

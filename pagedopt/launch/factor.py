@@ -69,7 +69,7 @@ class Factor:
         self._words["found_inf"] = UNSCALED[1] if found_inf is None else float(found_inf)
 
     def total(self, squares: float) -> None:
-        """Compute the coefficient from the sum of all squares, as ``total`` of ``squares.cu`` does."""
+        """Compute the coefficient from the sum of all squares, as ``total`` of ``sums.cu`` does."""
         words = self._words[0]
         with np.errstate(all="ignore"):
             norm = np.sqrt(np.float64(squares)) / np.float64(words["scale"])

@@ -1,24 +1,22 @@
-"""``foreach_norm``: the norm of every tensor in a list, in two launches over one pointer table."""
+"""``foreach_norm``: the norm of every tensor in a list, in few launches over pointer tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..formats.floating import SINGLES, known, of_dtype
-from ..kernels import cpu, cuda
-from ..kernels.source import arithmetic
-from ..system import internals
-from ..tables.columns import has_memory, is_dense
-from ..tables.layout import HostTable
+from ..formats.floating import FLOAT64, known, of_dtype
+from ..tables.columns import has_memory, is_dense, is_fake
+from ..tables.layout import WORD, HostTable, Words
+from ..tables.storage import StorageFormat
 from ..transports.choose import TransportOption, shared
 from ..transports.transport import Transport
+from .sums import launch_sums
 
 Tensors = Sequence[torch.Tensor]
 
@@ -28,25 +26,41 @@ _CLASSES = {torch.Tensor, torch.nn.Parameter}
 LOWEST = np.uint64(1 << 33)
 #: Orders that the kernels compute, and the kernels' numbers for them.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
+_dtype, _device, _is_cpu, _requires_grad = map(attrgetter, ("dtype", "device", "is_cpu", "requires_grad"))
+_is_contiguous, _numel, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.numel, torch.Tensor.data_ptr
 
 
 def fits(lists: Sequence[Tensors]) -> bool:
     """Whether our kernels give what torch gives: equal lengths, shapes and dtype, floating point, no autograd."""
     first = lists[0]
-    if not all(isinstance(x, list | tuple) and x and len(x) == len(first) for x in lists):
-        return False
-    tensors = [t for x in lists for t in x]
-    if not all(isinstance(t, torch.Tensor) for t in tensors):
-        return False
-    dtypes, devices = {t.dtype for t in tensors}, {t.device for t in tensors}
     return (
-        len(dtypes) == len(devices) == 1
-        and all(map(known, dtypes))
-        and tensors[0].device.type in ("cpu", "cuda")
-        and {t.layout for t in tensors} == {torch.strided}
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        all(isinstance(x, list | tuple) and x and len(x) == len(first) for x in lists)
+        and _addresses([t for x in lists for t in x]) is not None
         and all([t.shape for t in x] == [t.shape for t in first] for x in lists[1:])
     )
+
+
+def _addresses(tensors: Tensors) -> Words | None:
+    """Return the address of each tensor; None: they are not alike, or a kernel cannot read them as they are.
+
+    In a ``FakeTensorMode`` it is None, too: new tensors have no memory there.  Every call asks anew, so nothing here
+    asks for a tensor alone.
+    """
+    if not tensors or not {*map(type, tensors)} <= _CLASSES or is_fake(torch.empty(0)):
+        return None
+    dtype, device = tensors[0].dtype, tensors[0].device
+    if {*map(_dtype, tensors)} != {dtype} or not known(dtype):
+        return None
+    alike = {*map(_device, tensors)} == {device} if device.type == "cuda" else all(map(_is_cpu, tensors))
+    if not alike or (torch.is_grad_enabled() and any(map(_requires_grad, tensors))):
+        return None
+    try:
+        if not all(map(_is_contiguous, tensors)) and not all(map(is_dense, tensors)):
+            return None
+        addresses = np.array([*map(_data_ptr, tensors)], np.uint64)
+    except (RuntimeError, NotImplementedError):  # sparse, of another layout, or as those of functorch without memory
+        return None
+    return addresses if (addresses >= LOWEST).all() or all(map(has_memory, tensors)) else None
 
 
 def foreach_norm(
@@ -58,11 +72,13 @@ def foreach_norm(
 ) -> list[torch.Tensor]:
     """Return the vector norm of each tensor, as ``torch._foreach_norm``; the same input always gives the same bits.
 
+    Sums are float64, so the square of a number in another dtype is neither infinite nor rounded to 0.
+
     Args:
         tensors: on one device, of one dtype, of any shapes.
         ord: 1, 2 and infinity run here; other orders, dtypes and tensors that need autograd go to torch.
-        dtype: dtype of the results and, if float64, of the arithmetic (default: the tensors').
-        transport: how the pointer table reaches the kernels.
+        dtype: dtype of the results (default: the tensors').
+        transport: how the pointer tables reach the kernels.
 
     Returns:
         one 0-dimensional tensor for each (views of one tensor); 0 for an empty tensor in the orders 1 and 2.
@@ -73,91 +89,48 @@ def foreach_norm(
     tensors = list(tensors)
     out_dtype = dtype or (tensors[0].dtype if tensors else torch.float32)
     order = _ORDERS.get(float(ord)) if isinstance(ord, int | float) else None
-    listed = _List.of(tensors) if order is not None and known(out_dtype) else None
-    if listed is None or order is None or (order == 0 and listed.some_empty):
-        return list(torch._foreach_norm(tensors, ord, dtype))
-    with torch.no_grad():
-        if listed.device.type == "cuda":
-            return list(_cuda(listed, order, out_dtype, shared(transport, listed.device.index)).unbind())
-        return list(_cpu(listed, order, out_dtype).unbind())
+    addresses = _addresses(tensors) if order is not None and known(out_dtype) else None
+    if order is not None and addresses is not None:
+        form, device = of_dtype(tensors[0].dtype), tensors[0].device
+        numels = np.array([*map(_numel, tensors)], np.int64)
+        if not _are_special(order, form, numels):
+            its_transport = shared(transport, device.index) if device.type == "cuda" else None
+            with torch.no_grad():
+                sums = _sums(order, form, numels, addresses, device, its_transport)
+                return list((sums.sqrt() if order == 2 else sums).to(out_dtype).unbind())
+    return list(torch._foreach_norm(tensors, ord, dtype))
 
 
-class _List(NamedTuple):
-    """What kernels need of a list of tensors.  Every call finds it anew, so nothing here asks for a tensor alone."""
+def _are_special(order: int, form: StorageFormat, numels: npt.NDArray[np.int64]) -> bool:
+    """Whether torch refuses one (the largest of no elements), or may take the magnitude of its only element.
 
-    dtype: torch.dtype
-    device: torch.device
-    numels: npt.NDArray[np.int64]
-    addresses: npt.NDArray[np.uint64]
-
-    @classmethod
-    def of(cls, tensors: list[torch.Tensor]) -> _List | None:
-        """Return it; None: the tensors are not alike, or a kernel cannot read them as they are."""
-        if not tensors or not {*map(type, tensors)} <= _CLASSES:
-            return None
-        dtype, device = tensors[0].dtype, tensors[0].device
-        if {*map(_dtype, tensors)} != {dtype} or not known(dtype):
-            return None
-        alike = {*map(_device, tensors)} == {device} if device.type == "cuda" else all(map(_is_cpu, tensors))
-        if not alike or (torch.is_grad_enabled() and any(map(_requires_grad, tensors))):
-            return None
-        try:
-            if not all(map(_is_contiguous, tensors)) and not all(map(is_dense, tensors)):
-                return None
-            addresses = np.array([*map(_data_ptr, tensors)], np.uint64)
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ):  # sparse, of another layout, or as those of functorch without memory
-            return None
-        if (addresses < LOWEST).any() and not all(map(has_memory, tensors)):
-            return None
-        return cls(dtype, device, np.array([*map(_numel, tensors)], np.int64), addresses)
-
-    @property
-    def some_empty(self) -> bool:
-        """Whether a tensor has no elements."""
-        return not self.numels.all()
-
-    def table(self, lists: int) -> tuple[HostTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return a table whose first list are the tensors; of each, how many chunks it has, and the first of them."""
-        host = HostTable(lists, self.numels)
-        counts = -(-self.numels // host.geometry.chunk_numel)
-        host.set_column(0, self.addresses)
-        return host, counts, np.cumsum(counts) - counts
+    That magnitude is another number than the root of the square if the square overflows: in float64.
+    """
+    if order == 2:
+        return form == FLOAT64 and bool((numels == 1).any())
+    return order == 0 and not numels.all()
 
 
-def _cuda(listed: _List, order: int, out_dtype: torch.dtype, transport: Transport) -> torch.Tensor:
-    device, form, results = listed.device, of_dtype(listed.dtype), of_dtype(out_dtype)
-    number = arithmetic((form, results))
-    host, _, firsts = listed.table(3)
-    partials = torch.empty(len(host.chunk_words), dtype=number, device=device)
-    out = torch.zeros(len(firsts), dtype=out_dtype, device=device)
-    host.row_words[:, 1] = partials.data_ptr() + firsts * number.itemsize
-    host.row_words[:, 2] = out.data_ptr() + np.arange(len(firsts)) * out_dtype.itemsize
-    with torch.cuda.device(device):
-        handle = internals.current_stream(device.index)
-        for stage, each in (("chunks", form), ("rows", results)):
-            with transport.lend(host, handle) as lent:
-                kernel = cuda.norm_kernel(stage, order, each, number, host.geometry.threads, lent.kind, device.index)
-                for argument, chunks in lent.parts():
-                    kernel(argument, chunks, cuda.Stream(handle))
-    return out
+def _sums(
+    order: int,
+    form: StorageFormat,
+    numels: npt.NDArray[np.int64],
+    addresses: Words,
+    device: torch.device,
+    transport: Transport | None,
+) -> torch.Tensor:
+    """Return the sum of each tensor's terms, float64 (tensors,): those of its chunks, which are added in the same way.
 
-
-def _cpu(listed: _List, order: int, out_dtype: torch.dtype) -> torch.Tensor:
-    form = of_dtype(listed.dtype)
-    number = arithmetic((form, of_dtype(out_dtype)))
-    host, counts, firsts = listed.table(2)
-    partials = np.zeros(len(host.chunk_words), SINGLES[number])
-    host.row_words[:, 1] = partials.ctypes.data + firsts * partials.itemsize
-    cpu.run(cpu.norm_kernel(form, number, order), host)
-    result = np.zeros(len(firsts), partials.dtype)
-    filled = counts > 0
-    if filled.any():  # reduceat refuses an empty list
-        result[filled] = (np.maximum if order == 0 else np.add).reduceat(partials, firsts[filled])
-    return torch.from_numpy(np.sqrt(result) if order == 2 else result).to(out_dtype)
-
-
-_dtype, _device, _is_cpu, _requires_grad = map(attrgetter, ("dtype", "device", "is_cpu", "requires_grad"))
-_is_contiguous, _numel, _data_ptr = torch.Tensor.is_contiguous, torch.Tensor.numel, torch.Tensor.data_ptr
+    Of a billion elements, three launches leave one sum.
+    """
+    table = HostTable(2, numels)
+    counts = np.maximum(-(-numels // table.geometry.chunk_numel), 1)  # where there is no chunk, the sum stays 0
+    ends = np.cumsum(counts)
+    sums = torch.zeros(int(ends[-1]), dtype=torch.float64, device=device)
+    targets = (sums.data_ptr() + WORD * (ends - counts)).astype(np.uint64)
+    table.set_column(0, addresses)
+    table.set_column(1, targets)
+    launch_sums(order, form, table, device.index, transport)
+    if len(sums) == len(numels):
+        return sums
+    return _sums(min(order, 1), FLOAT64, counts, targets, device, transport)

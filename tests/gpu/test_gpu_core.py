@@ -25,6 +25,7 @@ from support import (
     scalars_for,
 )
 
+from experiments.works.trace import counted
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_norm
 from pagedopt.rules import RULES, Rule
@@ -131,14 +132,22 @@ def test_denormals_are_kept() -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
 def test_norms(order: float, dtype: torch.dtype) -> None:
-    for sizes in ((1, 3, 4097, 40_001, 70), (5, 1000, 31)):
+    """The bits of a CPU through every transport; tests/test_foreach_ops.py compares them with torch on both."""
+    for sizes in ((2, 3, 4097, 40_001, 70), (5, 1000, 31), (1025 * 2048 + 5, 6), (6,) * 3000):
         tensors = [torch.randn(n, generator=torch.Generator().manual_seed(n)).to(dtype) for n in sizes]
-        moved = [t.cuda() for t in tensors]
-        got = torch.stack(foreach_norm(moved, order))
-        want = torch.stack([torch.linalg.vector_norm(t.double(), order) for t in tensors])
-        tight = torch.finfo(dtype).eps * 0.51 + 60 * torch.finfo(F64 if dtype is F64 else F32).eps
-        torch.testing.assert_close(got.double().cpu(), want, rtol=tight, atol=0)
-        assert torch.equal(got, torch.stack(foreach_norm(moved, order))), "another run, other bits"
+        tensors[-1][-1] = torch.finfo(dtype).max
+        want, moved = torch.stack(foreach_norm(tensors, order)), [t.cuda() for t in tensors]
+        for transport in TRANSPORTS:
+            got = torch.stack(foreach_norm(moved, order, transport=transport))
+            assert torch.equal(got.cpu(), want), transport
+
+
+def test_norms_of_a_list_take_few_launches() -> None:
+    """A fill, the sums, the root and its rounding; with large tensors the sums of chunks, too."""
+    tiny, large = torch.rand(10_000, 6, device="cuda"), torch.ones(100_000, device="cuda")
+    for tensors, most in ((list(tiny), 4), ([*tiny, large], 5)):
+        foreach_norm(tensors)
+        assert counted(lambda tensors=tensors: foreach_norm(tensors)).kernels <= most
 
 
 # ---- beyond 32 bits ----

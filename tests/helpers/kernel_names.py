@@ -16,6 +16,6 @@ def instance(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, kind: str,
     return source.instance(rule, tuple(map(of_dtype, dtypes)), threads, kind, small_grid)
 
 
-def norm_instance(stage: str, order: int, dtype: torch.dtype, number: torch.dtype, threads: int, kind: str) -> str:
-    """Of a stage of the norm."""
-    return source.norm_instance(stage, order, of_dtype(dtype), number, threads, kind)
+def sums_instance(order: int, dtype: torch.dtype, threads: int, kind: str) -> str:
+    """Of the kernel that adds the terms of norms."""
+    return source.sums_instance(order, of_dtype(dtype), threads, kind)

@@ -37,7 +37,7 @@ from pagedopt.transports.transport import TABLE_AT
 _CACHED = (
     (driver, "capabilities"), (driver, "location"), (virtual, "_properties"), (virtual, "_access"),
     (choose, "_working"), (choose, "_shared"), (pool, "_pool_of"), (kernels, "multi_tensor_kernel"),
-    (kernels, "norm_kernel"), (kernels, "prologue_kernel"), (kernels, "squares_kernel"), (kernels, "total_kernel"),
+    (kernels, "prologue_kernel"), (kernels, "sums_kernel"), (kernels, "total_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import nvrtc_support
 import pytest
 import torch
 from host_build import build, functors, launch
 from kernel_names import instance
-from support import BF16, DTYPES, F16, F32, F64
+from support import BF16, F16, F32, F64
 
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import INT8
-from pagedopt.kernels import cpu, cuda, nvrtc, source
+from pagedopt.kernels import cuda, nvrtc, source
 from pagedopt.launch.factor import FACTOR, Factor
-from pagedopt.launch.squares import SquaresList, added
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
 SHAPES = {32: Geometry(1024, 32), 512: Geometry(4096, BLOCK)}
-VARIANTS = [(dtype, threads) for dtype in DTYPES for threads in SHAPES]
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
@@ -42,8 +38,6 @@ def test_they_compile(arch: str) -> None:
     formats = (of_dtype(F32), of_dtype(BF16), *(blocks,) * 2)
     name = source.instance(rule, formats, 512, "TableAt", scaled=True)
     nvrtc.compile_cuda(source.text(rule, formats, scaled=True), (name,), arch)
-    names = [source.squares_instance(of_dtype(dtype), threads, "TableAt") for dtype, threads in VARIANTS]
-    nvrtc.compile_cuda(source.text(None, kernel="squares.cu"), (*names, f"total<{BLOCK}>"), arch)
 
 
 def test_a_plain_kernel_knows_nothing_of_a_factor() -> None:
@@ -63,64 +57,12 @@ def test_the_words_of_c_and_numpy_agree() -> None:
         for name, (kind, offset) in dtype.fields.items():  # type: ignore[union-attr]
             checks.append(f"static_assert(__builtin_offsetof({struct}, {name}) == {offset});")
             checks.append(f"static_assert(sizeof({struct}::{name}) == {kind.itemsize});")
-    nvrtc.compile_cuda(source.text(None, kernel="squares.cu") + "\n".join(checks), (), "sm_90")
+    nvrtc.compile_cuda(source.text(None, kernel="sums.cu") + "\n".join(checks), (), "sm_90")
 
 
-def squared(tensors: list[torch.Tensor], threads: int, play: Any = None, backwards: bool = False) -> np.ndarray:
-    """The sum of each chunk's squares: by the CUDA text, or on the CPU."""
-    numels = np.array([t.numel() for t in tensors])
-    each = SquaresList(tensors[0].dtype, numels)
-    each.table = HostTable(2, numels, geometry=SHAPES[threads])
-    each.chunks = len(each.table.chunk_words)
-    sums = np.full(each.chunks + 1, 77.0)
-    each.begin_at(sums.ctypes.data)
-    each.take(np.array([t.data_ptr() for t in tensors], np.uint64))
-    if play is None:
-        cpu.run(cpu.squares_kernel(each.form, threads), each.table)
-    else:
-        launch(play, each.table, backwards=backwards)
-    assert sums[-1] == 77, "a sum too many"
-    return sums[:-1]
-
-
-def numbers(dtype: torch.dtype, first: int = 0) -> list[torch.Tensor]:
+def numbers(dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return [torch.randn(n + first, generator=generator).to(dtype)[first:] for n in SIZES]
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("first", [0, 1], ids=["aligned", "not aligned"])
-@pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=lambda v: str(VARIANTS[v]).replace("torch.", ""))
-def test_both_texts_add_in_one_order(
-    variant: int, first: int, backwards: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The same bits on CPU and GPU; and nearer to float128 than one part in 10^14."""
-    dtype, threads = VARIANTS[variant]
-    names = tuple(source.squares_instance(of_dtype(d), t, "TableAt") for d, t in VARIANTS)
-    play = build(names, kernel="squares.cu")[variant]
-    tensors = numbers(dtype, first)
-    played, ours = squared(tensors, threads, play, backwards), squared(tensors, threads)
-    assert played.tobytes() == ours.tobytes()
-    assert "runtime error" not in (said := capfd.readouterr().err), said
-    wide = np.concatenate([t.double().numpy() for t in tensors]).astype(np.longdouble)
-    assert added(ours) == pytest.approx(float((wide * wide).sum()), rel=1e-14)
-
-
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 511, 5000])
-def test_one_block_adds_as_the_host_does(count: int, backwards: bool) -> None:
-    (play,) = build((f"total<{BLOCK}>",), kernel="squares.cu")
-    sums = np.random.default_rng(3).random(count) * 10.0 ** np.random.default_rng(4).integers(-8, 8, count)
-    device, host, target = Factor(3.0), Factor(3.0), np.zeros(1)
-    scale = torch.tensor(8.0)
-    device.scale_by(scale, None)
-    host.scale_by(scale, None)
-    at = np.zeros(1, cuda.TOTAL_AT)
-    at[0] = sums.ctypes.data, count, target.ctypes.data, device.address
-    play(at, 1, backwards)
-    host.total(added(sums))
-    assert target[0] == added(sums)
-    assert device._words.tobytes() == host._words.tobytes()
+    return [torch.randn(n, generator=generator).to(dtype) for n in SIZES]
 
 
 @pytest.mark.parametrize("max_norm", [1.0, 1e30, float("inf")])

@@ -15,7 +15,7 @@ from pathlib import Path
 import nvrtc_support
 import pytest
 import torch
-from kernel_names import instance, norm_instance
+from kernel_names import instance, sums_instance
 from often import long_but
 from rules_under_test import PARTS, carrying, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
@@ -23,7 +23,7 @@ from users_module import module
 
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
-from pagedopt.tables.layout import table_type
+from pagedopt.tables.layout import BLOCK, table_type
 from pagedopt.transports.by_value import ARGUMENT_BYTES
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
@@ -125,18 +125,11 @@ def test_the_whole_language_of_rules_compiles() -> None:
     compile_all(text, names, "sm_75")
 
 
-LONG_BUT_LAST = [*(pytest.param(a, marks=pytest.mark.long) for a in ARCHITECTURES[:-1]), ARCHITECTURES[-1]]
-
-
-@pytest.mark.parametrize("arch", LONG_BUT_LAST)
-def test_norms_compile(arch: str) -> None:
-    names = []
-    for dtype, number, order in itertools.product(DTYPES, (F32, F64), (0, 1, 2)):
-        if (dtype is F64 and number is F32) or (arch != "sm_90" and number is F64 and dtype is not F64):
-            continue
-        for threads, table in itertools.product(THREADS, TABLES if arch == "sm_90" and dtype is F32 else TABLES[:1]):
-            names += [norm_instance(s, order, dtype, number, threads, table) for s in ("chunks", "rows")]
-    compile_all(source.text(None, kernel="norm.cu"), names, arch)
+@pytest.mark.parametrize("arch", long_but(ARCHITECTURES, (ARCHITECTURES[0], ARCHITECTURES[-1]).__contains__))
+def test_sums_compile(arch: str) -> None:
+    every = itertools.product((0, 1, 2), DTYPES, THREADS)
+    names = [sums_instance(*each, table) for each, table in zip(every, itertools.cycle(TABLES), strict=False)]
+    compile_all(source.text(None, kernel="sums.cu"), [*names, f"total<{BLOCK}>"], arch)
 
 
 NAMES = ["load", "store", "update", "Row", "Chunk", "word", "fetch", "double", "apply", "lists"]

@@ -257,8 +257,11 @@ def test_without_any_gradient_nothing_happens() -> None:
     params = params_of()
     optimizer = PagedAdamW(params, max_grad_norm=1.0)
     optimizer.step()
+    assert optimizer.grad_norm.item() == torch.nn.utils.clip_grad_norm_(params, 1.0) == 0
+    assert not optimizer.state
     give(params, 0)
     optimizer.step()
+    assert optimizer.grad_norm.item() > 0
     optimizer.zero_grad()
     before = ends(params, optimizer)
     optimizer.step()
@@ -282,7 +285,9 @@ def test_a_first_step_without_gradients_over_loaded_state() -> None:
 
 
 def test_an_optimizer_of_no_parameters_steps() -> None:
-    PagedAdamW([{"params": []}], max_grad_norm=1.0).step()
+    optimizer = PagedAdamW([{"params": []}], max_grad_norm=1.0)
+    optimizer.step()
+    assert optimizer.grad_norm.item() == 0
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])

@@ -43,6 +43,31 @@ def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], or
     play(monkeypatch, lambda run: clipped(run, **options), order)
 
 
+@pytest.mark.parametrize("card_first", [True, False], ids=["card first", "host first"])
+@some_orders
+def test_a_first_step_without_gradients_has_a_norm(
+    monkeypatch: pytest.MonkeyPatch, order: Order, card_first: bool
+) -> None:
+    """On the device of the first parameter, whichever gets gradients later."""
+
+    def act(run: Run) -> Ends:
+        there, here = run.params(SIZES[:2]), [torch.nn.Parameter(torch.ones(5))]
+        groups = [{"params": each} for each in ((there, here) if card_first else (here, there))]
+        optimizer = run.adamw(groups, max_grad_norm=2.0)
+        found = []
+        for params in ([], there, [*there, *here], []):
+            optimizer.zero_grad()
+            for p in params:
+                p.grad = torch.full_like(p, 2.0)
+            optimizer.step()
+            found.append(optimizer.grad_norm)
+        assert found[0].device == optimizer.param_groups[0]["params"][0].device
+        assert found[0] == 0
+        return [*ends_of([*there, *here], optimizer), *(norm.cpu() for norm in found)]
+
+    play(monkeypatch, act, order)
+
+
 def scaled(run: Run, count: int = 5, clip: bool = False, **options: Any) -> Ends:
     """Steps whose scale and ``found_inf`` are deleted right behind them, as GradScaler's are; some change nothing."""
     params = run.params(SIZES)

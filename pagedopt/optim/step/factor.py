@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ...launch.factor import Factor, factor_on
-from ...launch.squares import DeviceSquares, Squares, SquaresList, finish
+from ...launch.sums import DeviceSquares, Squares, SquaresList, finish
 from ...system.internals import in_backward
 from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer, occurrences
@@ -112,7 +112,10 @@ class StepFactor:
         return self._known[device]
 
     def bind(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> None:
-        """Note whose gradients are clipped: those of all launches, of each parameter once, in the optimizer's order."""
+        """Note whose gradients are clipped: those of all launches, of each parameter once, in the optimizer's order.
+
+        Without any, their norm is 0 on the device of the first parameter.
+        """
         self._buckets = tuple([bucket for bucket, _ in launches])
         places: dict[int, tuple[Member, int, int]] = {}
         for k, (_, members) in enumerate(launches):
@@ -124,8 +127,10 @@ class StepFactor:
             mesh = self._meshes[m.param.device_mesh] if is_sharded(m.param) else None
             if mesh is None or mesh.counts(m.param):
                 by_device.setdefault(m.shard.device, []).append(_Place(k, i, mesh))
-        if self._meshes and not by_device:  # this process adds nothing, and takes part all the same
+        if not by_device:  # with meshes this process takes part all the same
             by_device[self._home] = []
+        if not self.factors:
+            self.on(self._home)
         transport, meshes = None if self._owned else self._transport, [*self._meshes.values()]
         on_gpus_first = sorted(by_device.items(), key=lambda each: each[0].type == "cpu")
         self._devices = [_Gradients(device, places, meshes, transport) for device, places in on_gpus_first]

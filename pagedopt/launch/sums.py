@@ -1,7 +1,7 @@
-"""``Squares``: the sum of the squares of many tensors on one device, over pointer tables that are made once.
+"""Sums over many tensors, of which norms are made; ``Squares`` adds all squares on one device, for clipping.
 
 All sums are float64, each made in an order that only the tensors' sizes and dtypes decide: budgets, transports, replays
-and devices leave the same bits.  ``squares.cu`` has the order.
+and devices leave the same bits.  ``sums.cu`` has the order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,37 @@ from ..kernels import cpu, cuda
 from ..system import internals
 from ..system.cuda.driver import DeviceMemory
 from ..tables.layout import BLOCK, WORD, HostTable, Words, choose_geometry
+from ..tables.storage import StorageFormat
 from ..transports.choose import TransportOption, pooled
 from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
 from .factor import Factor
 from .table_copy import TableCopy
 
 Sums = npt.NDArray[np.float64]
+
+
+def launch_sums(
+    order: int, form: StorageFormat, table: HostTable, device: int | None = None, transport: Transport | None = None
+) -> None:
+    """Add the terms of each chunk of a table over lists (tensor, sums).
+
+    Args:
+        order: of the norm whose terms they are: 1, 2, or 0 for infinity, where a sum is the largest term.
+        form: the plain format of the tensors.
+        table: its rows have the address of a tensor, and that of the first of its chunks' sums.
+        device, transport: the index of a CUDA device, on whose current stream it runs, and how the table reaches it;
+            None: on the CPU, at once.
+    """
+    threads = table.geometry.threads
+    if device is None or transport is None:
+        cpu.run(cpu.sums_kernel(order, form, threads), table)
+        return
+    with torch.cuda.device(device):
+        handle = internals.current_stream(device)
+        with transport.lend(table, handle) as lent:
+            kernel = cuda.sums_kernel(order, form, threads, lent.kind, device)
+            for argument, chunks in lent.parts():
+                kernel(argument, chunks, cuda.Stream(handle))
 
 
 class SquaresList:
@@ -78,7 +103,7 @@ class Squares:
             CompileError: NVRTC refuses one.
         """
         for each in self.lists:
-            cpu.squares_kernel(each.form, each.table.geometry.threads)
+            cpu.sums_kernel(2, each.form, each.table.geometry.threads)
 
     def add(self, factor: Factor | None) -> torch.Tensor | None:
         """Add all squares, on the current stream.
@@ -91,7 +116,7 @@ class Squares:
         """
         self._sums[:] = 0  # no kernel runs over what is absent
         for each in self.lists:
-            cpu.run(cpu.squares_kernel(each.form, each.table.geometry.threads), each.table)
+            launch_sums(2, each.form, each.table)
         ends = np.cumsum(self._counts).tolist()
         sums = [added(self._sums[end - count : end]) for end, count in zip(ends, self._counts, strict=True)]
         if factor is None:
@@ -126,11 +151,9 @@ class DeviceSquares(Squares):
 
     def compile(self) -> None:
         for each, transport in zip(self.lists, self._transports, strict=True):
-            self._kernel(each, transport.kind(each.table))
+            threads, kind = each.table.geometry.threads, transport.kind(each.table)
+            cuda.sums_kernel(2, each.form, threads, kind, self._index)
         cuda.total_kernel(self._index)
-
-    def _kernel(self, each: SquaresList, kind: str) -> cuda.CudaKernel:
-        return cuda.squares_kernel(each.form, each.table.geometry.threads, kind, self._index)
 
     def publish(self) -> None:
         """Queue copies of tables that lie in device memory, where they have changed, on the current stream."""
@@ -141,21 +164,15 @@ class DeviceSquares(Squares):
 
     def add(self, factor: Factor | None) -> torch.Tensor | None:
         with torch.cuda.device(self._index):
-            handle = internals.current_stream(self._index)
-            stream = cuda.Stream(handle)
             for each, transport in zip(self.lists, self._transports, strict=True):
-                if not each.chunks:
-                    continue
-                with transport.lend(each.table, handle) as lent:
-                    kernel = self._kernel(each, lent.kind)
-                    for argument, chunks in lent.parts():
-                        kernel(argument, chunks, stream)
+                if each.chunks:
+                    launch_sums(2, each.form, each.table, self._index, transport)
             totals = None
             if factor is None:
                 totals = torch.empty(len(self._counts), dtype=torch.float64, device=self.device)
             at, target = self._memory.address, 0 if totals is None else totals.data_ptr()
             for count in self._counts:
-                total(at, count, target, factor, self._index, stream)
+                total(at, count, target, factor, self._index)
                 at, target = at + WORD * count, target + WORD
         return totals
 
@@ -194,18 +211,18 @@ class _Owned(Lent):
         return self._parts
 
 
-def total(sums: int, count: int, target: int, factor: Factor | None, device: int, stream: cuda.Stream) -> None:
-    """Launch the kernel that adds ``count`` float64 at the address ``sums``.
+def total(sums: int, count: int, target: int, factor: Factor | None, device: int) -> None:
+    """Launch the kernel that adds ``count`` float64 at the address ``sums``, on the current stream.
 
     Args:
         sums, count: what it adds.
         target: the address that takes the sum; 0: none does.
         factor: takes its root as the norm; None: none does.
-        device, stream: where it runs.
+        device: the index of the current CUDA device.
     """
     fields = np.zeros(1, cuda.TOTAL_AT)
     fields[0] = sums, count, target, 0 if factor is None else factor.address
-    cuda.total_kernel(device)(opaque(fields), 1, stream)
+    cuda.total_kernel(device)(opaque(fields), 1, cuda.Stream(internals.current_stream(device)))
 
 
 def finish(sums: torch.Tensor, factor: Factor) -> None:
@@ -215,11 +232,11 @@ def finish(sums: torch.Tensor, factor: Factor) -> None:
         return
     index = factor.device.index
     with torch.cuda.device(index):
-        total(sums.data_ptr(), len(sums), 0, factor, index, cuda.Stream(internals.current_stream(index)))
+        total(sums.data_ptr(), len(sums), 0, factor, index)
 
 
 def added(sums: Sums) -> float:
-    """Add sums on the host, in the order of ``total`` of ``squares.cu``."""
+    """Add sums on the host, in the order of ``total`` of ``sums.cu``."""
     found = np.zeros(BLOCK)
     with np.errstate(all="ignore"):
         for first in range(0, len(sums), BLOCK):
