@@ -178,6 +178,7 @@ def estimate(
     slot = max((slot_bytes(part.layout) for part in parts), default=0) if away and way == "staged" else 0
     near = "host" if where.type == "cpu" else "device"
     steps, floor = _moved(parts, where.type == "cpu", way, slot, away)
+    seconds = _join(sum, rates, steps)
     return Estimate(
         parameters=found.parameters,
         param_bytes=found.param_bytes,
@@ -189,9 +190,9 @@ def estimate(
         by_place=total([{near: stay}, {kind.away or near: away}]),
         ring=SLOTS * slot,
         moved=2 * away,
-        seconds=_join(sum, rates, steps),
+        seconds=seconds,
         floor=_join(max, rates, floor),
-        unknown_rates=tuple(name for name, n in steps.items() if n and getattr(rates, name) is None),
+        unknown_rates=tuple(n for n in steps if getattr(rates, n) is None) if seconds is None else (),
         rates=rates,
     )
 
@@ -259,11 +260,11 @@ def _moved(
     work = int(sum(part.traffic * part.numel for part in parts))
     stays = int(sum(part.traffic * part.stays for part in parts))
     if on_cpu:
-        file = {"file_read": away, "file_write": away}
+        file = {"file_read": away, "file_write": away} if away else {}
         return {"ram": stays, **file}, {"ram": work, **file}
     page = min(slot, away)  # the first page arrives, and the last one leaves, while the other direction is idle
     staged = {"up": page, "down": page, "both": 2 * (away - page)}
-    link = {"in_place": 2 * away} if way == "in_place" else staged
+    link = {} if not away else {"in_place": 2 * away} if way == "in_place" else staged
     return {"device": stays, **link}, {"device": work, "both": 2 * away}
 
 

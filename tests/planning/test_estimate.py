@@ -278,7 +278,9 @@ def test_nothing_is_an_answer_too() -> None:
 def test_it_reads_well() -> None:
     text = str(estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
     assert_has(text, "7.00 B parameters", "13.0 GiB on cuda", "placement: mapped", "budget: 2.00 GiB")
-    assert_has(text, "state on device: 2.00 GiB", "state on host: 24.1 GiB", "28.1 GiB of device memory", " ms ", "H200")
+    assert_has(
+        text, "state on device: 2.00 GiB", "state on host: 24.1 GiB", "28.1 GiB of device memory", " ms ", "H200"
+    )
     assert_has(text, "48.2 GiB over the link (staged), through a ring of 64.0 MiB")
     assert "file" in str(estimate("7B", device="cpu", device_budget=0))
     values = estimate("7B").as_dict()
