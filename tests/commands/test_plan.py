@@ -147,7 +147,7 @@ def test_sizes_are_those_that_train_trains(rated: Program) -> None:
 def test_a_placement_without_budgets_has_one_row(placement: str, rated: Program) -> None:
     rows = rated.reports("--params", "1B", "--placement", placement)["rows"]
     assert [row["placement"] for row in rows] == [placement]
-    assert "→" not in rated.says("--params", "1B", "--placement", placement, "--card", "1GB")
+    assert "--card" not in rated.says("--params", "1B", "--placement", placement, "--card", "1GB")
     assert list(rows[0]["by_place"]) == ["host" if placement == "host" else "device"]
 
 

@@ -200,6 +200,8 @@ def test_an_estimate_says_which_rates_it_lacks() -> None:
     assert estimate(SHAPE, device_budget=0, rates=lacking).unknown_rates == ("up",)
     assert estimate(SHAPE, device_budget=0, host_access="in_place", rates=lacking).unknown_rates == ("in_place",)
     assert estimate(SHAPE, rates=lacking).unknown_rates == ()
+    assert estimate(SHAPE, device_budget=0, rates=replace(HAND, device=None)).unknown_rates == ()  # none stays there
+    assert estimate(SHAPE, device_budget="50%", rates=replace(HAND, device=None)).unknown_rates == ("device",)
     assert "they have no up" in str(estimate(SHAPE, device_budget=0, rates=lacking))
     # The reading for 268 million parameters, all state on the host, is 43.1 ms staged and 50.9 in place.
     for way, reading in (("staged", 43.1e-3), ("in_place", 50.9e-3)):
