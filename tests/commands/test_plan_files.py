@@ -22,22 +22,6 @@ def wrote(folder: Path, **more: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (rates(bytes_per_second={"up": 10**400}), "there are no rates in it; "),
-        ('{"bytes_per_second": {"up": 1' + "0" * 5000 + "}}", "not JSON (Exceeds the limit"),
-        ("[" * 100_000, "not JSON"),
-    ],
-    ids=lambda value: value[:40],
-)
-def test_rates_of_wrong_contents_are_refused(content: str, said: str, tmp_path: Path, plan: Program) -> None:
-    (path := tmp_path / "rates.json").write_text(content)
-    error = plan.refuses_in_a_line("--params", "7B", "--rates", path)
-    assert error.startswith(f"pagedopt plan: --rates {path}: {said}")
-    assert "sys." not in error
-
-
 NAMES = {"CPU [/rev 2]": "CPU [/rev 2]", "ACME [rev 2] CPU": "ACME [rev 2] CPU", "\ud800": "?"}
 
 
