@@ -98,7 +98,7 @@ def _of_files(nbytes: int) -> dict[str, float]:
     return {"file_read": read, "file_write": write}
 
 
-def _rate(nbytes: int, work: Sequence[Callable[[], object]], before: Callable[[], object] = int) -> float:
+def _rate(nbytes: int, work: Sequence[Callable[[], object]], before: Callable[[], object] = lambda: None) -> float:
     """Return ``nbytes`` by the median of the seconds that ``work`` takes; ``before`` is called before each sample."""
     taken: list[float] = []
     end = time.perf_counter() + SECONDS

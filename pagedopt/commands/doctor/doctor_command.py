@@ -1,7 +1,7 @@
 """Look at this machine: driver, CUDA versions, GPUs and what they can do with host memory, free memory and disk, and
 transfer rates, measured in a few seconds. Every placement of optimizer state is tried with a few MiB. The report says
-which placements work, which one an optimizer with a budget gets, and why; and whether a step that repeats the last one
-is one compiled call or looks in Python. Works without a GPU, and says what is missing.
+which placements work, and which one an optimizer with a budget gets; and whether a step that repeats the last one is
+one compiled call or looks in Python. Works without a GPU, and says what is missing.
 
 examples:
   python -m pagedopt doctor
