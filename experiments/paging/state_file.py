@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched
 from experiments.works.weight import high_water
-from pagedopt.planning.rates import file_rates
 from pagedopt.system.files.mounts import file_system
 from pagedopt.system.files.state_file import state_folder
 
@@ -40,6 +40,8 @@ PAUSE = 0.002
 #: What the child says: steps begin, steps are done.
 BEGIN, DONE = {"mark": "begin"}, {"mark": "done"}
 LONGEST = 240
+#: Bytes written to the disk between two calls of fdatasync.
+FILE_BLOCK = 32 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Kinds of rows.
 STATE, DISK = "state", "disk"
@@ -89,6 +91,41 @@ def resident(process: int | str = "self") -> int:
         return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
     except (OSError, IndexError):
         return 0
+
+
+def file_rates(folder: Path, nbytes: int, seconds: float) -> tuple[float | None, float | None]:
+    """The rates of writing and of reading an unnamed file of at most ``nbytes`` in ``folder``, each in ``seconds``.
+
+    (None, None) if it cannot be written.
+    """
+    size = min(FILE_BLOCK, nbytes)
+    block = memoryview(bytearray(os.urandom(size)))
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            write = _blocks(lambda: _write_through(file.fileno(), block), nbytes // size, seconds)
+            os.lseek(file.fileno(), 0, os.SEEK_SET)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache is measured
+            read = _blocks(lambda: file.readinto(block), write[0], seconds)
+    except OSError:
+        return None, None
+    return write[0] * size / write[1], read[0] * size / read[1]
+
+
+def _write_through(file: int, block: memoryview) -> None:
+    done = 0
+    while done < len(block):
+        done += os.write(file, block[done:])
+    os.fdatasync(file)
+
+
+def _blocks(run: Callable[[], object], most: int, seconds: float) -> tuple[int, float]:
+    """Call ``run`` for ``seconds``, at least once and at most ``most`` times: how often, and the seconds they took."""
+    begin = time.perf_counter()
+    count, taken = 0, 0.0
+    while count < most and (not count or taken < seconds):
+        run()
+        count, taken = count + 1, time.perf_counter() - begin
+    return count, taken
 
 
 # --- in a process of its own

@@ -28,8 +28,7 @@ STATE_FORMAT = (
 )
 BUDGET = (
     "how much state may stay on the device (if parameters are on a CPU: in RAM), as 2GiB, 500MB, 25%% of the state or "
-    "0; the rest is spilled to the host (on a CPU: to a file). '20 ms' spills as much as adds at most 20 ms of "
-    "transfer to a step; auto: what this machine can spare"
+    "0; the rest is spilled to the host (on a CPU: to a file)"
 )
 PLACEMENT = (
     "kind of memory. With parameters on a GPU: mapped (default with a budget; pinned pages on the host, device pages, "

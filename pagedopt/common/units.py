@@ -32,17 +32,13 @@ def parse_bytes(value: int | str, name: str = "device_budget") -> int:
     return int(value)
 
 
-_SECONDS_TEXT = re.compile(rf"\s*(\d+(?:\.\d*)?)\s*({'|'.join(_SECONDS)})\s*")
+#: A time: its number, and its unit.
+SECONDS_TEXT = re.compile(rf"\s*(\d+(?:\.\d*)?)\s*({'|'.join(_SECONDS)})\s*")
 
 
-def looks_like_seconds(value: object) -> bool:
-    """Return whether a value is a text of a number and a unit of time."""
-    return isinstance(value, str) and _SECONDS_TEXT.fullmatch(value) is not None
-
-
-def parse_seconds(value: str, name: str = "device_budget") -> float:
+def parse_seconds(value: str, name: str) -> float:
     """Return seconds from a time above zero such as ``"20 ms"``, ``"1.5 s"`` or ``"300 µs"``; else ValueError."""
-    found = _SECONDS_TEXT.fullmatch(value)
+    found = SECONDS_TEXT.fullmatch(value)
     seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
     if not 0 < seconds < math.inf:
         raise ValueError(f"{name} is {value!r}; give a time above zero with its unit, as '20 ms' or '1.5 s'")

@@ -16,7 +16,6 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..planning.affordable import Affordable
 from ..rules import Rule
 from ..system.internals import dynamo_is_at_work, opaque
 from ..system.log import log
@@ -106,10 +105,10 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
         rename_rounding(options, warn=not restored)
         chosen = self._made_with = complete(options, type(self), self._states if rules else None)
-        budget, self.affordable = Budget.parse(chosen["device_budget"]), Affordable()
+        budget = Budget.parse(chosen["device_budget"])
         if not restored:
             budget.check_unit()
-        self.store = Store(chosen["placement"], budget, chosen["host_access"], self.affordable)
+        self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self.state_format, self.rounding, self.seed = chosen["state_format"], chosen["rounding"], chosen["seed"]
         self.blocks, self.transport = chosen["blocks"], chosen["transport"]
         self.max_grad_norm, self.factors, self.clipped_by, self.scaled = chosen["max_grad_norm"], {}, {}, False

@@ -117,9 +117,7 @@ TABLE = {
             '"50%", 0.5': "half; a float from 0 to 1 is a share. It applies to each arena, later ones too",
             "1.0": "everything: a share of 100 %",
             '1, "50"': "refused: 1 to 4,095 bytes hold no page; a unit was forgotten",
-            '"20 ms"': "spill as much as adds at most 20 ms of transfer to a step, by rates measured when state is "
-            "first made (two seconds)",
-            '"20 ms by there.json"': "the same, by the rates of `pagedopt doctor --json > there.json`",
+            '"20 ms"': "refused: `pagedopt plan --time 20ms` prints the bytes whose transfer adds no more to a step",
             '"auto"': "what the device can spare beside model and activations, measured again during training",
         },
     ),

@@ -1,23 +1,23 @@
-"""The option ``device_budget`` as a value: bytes, a share of the state, a time, ``"auto"``, or all."""
+"""The option ``device_budget`` as a value: bytes, a share of the state, ``"auto"``, or all."""
 
 from __future__ import annotations
 
 import functools
 import re
+import shlex
 from dataclasses import dataclass, field
 from fractions import Fraction
 from numbers import Integral
 
-from ..common.units import looks_like_seconds, parse_bytes, parse_seconds, text_of_bytes, text_of_seconds
+from ..common.units import SECONDS_TEXT, parse_bytes, text_of_bytes
 
-#: Bytes (2000, ``"2GiB"``), a share of the state (``"50%"``, 0.5), ``"auto"``, ``"all"`` (or None), or a time
-#: (``"20 ms"``, ``"20 ms by rates.json"``): spill as much as adds at most that much transfer to a step.
+#: Bytes (2000, ``"2GiB"``), a share of the state (``"50%"``, 0.5), ``"auto"``, or ``"all"`` (or None).
 Given = int | float | str | None
 
 #: The fewest bytes that a page of any placement has.
 MIN_PAGE = 4096
 
-_ALSO = "a share as '50%', 'all' and 'auto' are budgets too, and so is a time as '20 ms'"
+_ALSO = "a share as '50%', 'all' and 'auto' are budgets too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,14 @@ class Budget:
 
     Bytes go to arenas in the order of their creation, until none are left.  A share applies to each arena separately,
     in whole pages, so that never more than this share of all state stays.  In both cases an arena's part does not
-    depend on later arenas.  A time is the most that a step may take longer; rates turn it into bytes that may be away
-    (:meth:`leaving`), which arenas give in the order of their creation.
+    depend on later arenas.
 
     Args:
         said: what the user gave.  Budgets that mean the same in other words are equal.
 
     Attributes:
-        nbytes, share, seconds: the number of bytes, the share (0 to 1) or the time, if it is one.
+        nbytes, share: the number of bytes, or the share (0 to 1), if it is one.
         auto: whether it is what the device can spare, which has to be measured.
-        rates: the name of the file with rates for a time; None: no file is named.
-        away: how many bytes may be away, if it says that.
 
     Raises:
         ValueError, TypeError: it is not a budget; the text begins with the option's name and the value.
@@ -50,18 +47,13 @@ class Budget:
     nbytes: int | None = field(default=None, init=False, repr=False)
     share: Fraction | None = field(default=None, init=False, repr=False)
     auto: bool = field(default=False, init=False, repr=False)
-    seconds: float | None = field(default=None, init=False, repr=False)
-    rates: str | None = field(default=None, init=False, repr=False)
-    away: int | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         said, put = self.said, functools.partial(object.__setattr__, self)  # the class is frozen
-        time, by, rates = str(said).partition(" by ")
+        if isinstance(said, str):
+            _refuse_time(said)
         if said == "auto":
             put("auto", True)
-        elif looks_like_seconds(time):
-            put("seconds", parse_seconds(time))
-            put("rates", rates.strip() if by else None)
         elif (isinstance(said, str) and "%" in said) or (isinstance(said, float) and (said <= 1 or said % 1 != 0)):
             put("share", _share(said))  # a whole float above 1, as 2e9, is bytes
         elif said is not None and said != "all":
@@ -73,11 +65,6 @@ class Budget:
     def parse(cls, value: Given | Budget) -> Budget:
         """Return a budget as it is, and make one of anything else."""
         return value if isinstance(value, Budget) else cls(value)
-
-    @classmethod
-    def leaving(cls, nbytes: int) -> Budget:
-        """Return a budget that sends up to ``nbytes`` away, however much state there is."""
-        return cls(away=nbytes)
 
     def check_unit(self) -> None:
         """Raise ValueError if its bytes are fewer than any page has, as where a unit was forgotten."""
@@ -92,12 +79,7 @@ class Budget:
     @property
     def everything(self) -> bool:
         """Whether all state stays, however much there is."""
-        return self.nbytes is None and self.share is None and not self.measured and self.away is None
-
-    @property
-    def measured(self) -> bool:
-        """Whether its bytes have to be measured: ``"auto"``, or a time."""
-        return self.auto or self.seconds is not None
+        return self.nbytes is None and self.share is None and not self.auto
 
     @property
     def nothing(self) -> bool:
@@ -105,18 +87,16 @@ class Budget:
         return self.nbytes == 0 or self.share == 0
 
     def of(self, total: int) -> int:
-        """Return how many of ``total`` bytes may stay; ValueError for ``"auto"`` and times, which must be measured."""
-        if self.measured:
+        """Return how many of ``total`` bytes may stay; ValueError for ``"auto"``, which must be measured."""
+        if self.auto:
             raise ValueError(f"device_budget is {self.said!r}, which no total tells: it is measured")
-        if self.away is not None:
-            return max(0, total - self.away)
         if self.share is not None:
             return int(self.share * total)
         return total if self.nbytes is None else min(self.nbytes, total)
 
     def limit(self, total: int) -> int | None:
-        """Return the bytes that reports show, even if state is smaller; None for all, and for what is measured."""
-        return self.of(total) if self.share is not None or self.away is not None else self.nbytes
+        """Return the bytes that reports show, even if state is smaller; None for all, and for ``"auto"``."""
+        return self.nbytes if self.share is None else self.of(total)
 
     @property
     def shown(self) -> str:
@@ -128,13 +108,18 @@ class Budget:
     def __str__(self) -> str:
         if self.auto:
             return "what the device can spare"
-        if self.seconds is not None:
-            return f"what a step may take {text_of_seconds(self.seconds)} longer for"
-        if self.away is not None:
-            return f"all but {text_of_bytes(self.away)}"
         if self.share is not None:
             return f"{float(100 * self.share):g}% of the state"
         return "all of the state" if self.nbytes is None else text_of_bytes(self.nbytes)
+
+
+def _refuse_time(said: str) -> None:
+    """Raise ValueError for a time, as ``"20 ms"`` or ``"20 ms by rates.json"``."""
+    time, _, rates = said.partition(" by ")
+    if found := SECONDS_TEXT.fullmatch(time):
+        by = f" --rates {shlex.quote(rates.strip())}" if rates else ""
+        command = f"pagedopt plan --time {found[1]}{found[2]} --params N{by}"
+        raise ValueError(f"device_budget is {said!r}, a time; `{command}` prints the bytes to write instead")
 
 
 def _share(said: float | str) -> Fraction:

@@ -28,28 +28,15 @@ def resident_pages(page_bytes: Sequence[Indices], budget: Budget) -> list[int]:
     A budget in bytes gives nothing to arenas after one that does not fit whole; a share applies to each arena.  So a
     larger budget includes the pages of a smaller one, and later arenas take nothing from earlier ones.
 
-    ``page_bytes`` are the bytes of each page, by arena, in the order of creation.  For ``"auto"`` and times, which have
-    to be measured first, raise ValueError.
+    ``page_bytes`` are the bytes of each page, by arena, in the order of creation.  For ``"auto"``, which has to be
+    measured first, raise ValueError.
     """
-    if budget.away is not None:
-        return _leave(page_bytes, budget.away)
     boundaries, left = [], budget.of(sum(int(sizes.sum()) for sizes in page_bytes))
     for sizes in page_bytes:
         total = int(sizes.sum())
         mine = left if budget.share is None else budget.of(total)
         boundaries.append(int(np.searchsorted(np.cumsum(sizes), mine, side="right")))
         left = max(0, left - total)
-    return boundaries
-
-
-def _leave(page_bytes: Sequence[Indices], away: int) -> list[int]:
-    """Return the boundaries if at most ``away`` bytes may be away: the last pages of the first arenas leave."""
-    boundaries = []
-    for sizes in page_bytes:
-        leaving = np.cumsum(sizes[::-1])  # bytes away, by number of pages less one
-        count = int(np.searchsorted(leaving, away, side="right"))
-        boundaries.append(len(sizes) - count)
-        away -= int(leaving[count - 1]) if count else 0
     return boundaries
 
 

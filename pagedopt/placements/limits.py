@@ -1,4 +1,4 @@
-"""What a budget is in bytes on each device: what the machine can spare, or what rates say of a time."""
+"""What a budget is in bytes on each device; for ``"auto"``, what the machine can spare."""
 
 from __future__ import annotations
 
@@ -10,70 +10,30 @@ from ..paging import policy
 from ..paging.budget import Budget
 from ..system.files import host
 from ..system.warn import warn_once
-from . import choose
 from .arena import Arena
-from .choose import HostAccess, Placement
-
-
-class Affords:
-    """Says how many bytes may be away if a step may take that much longer; this one has no rates, and refuses times."""
-
-    __slots__ = ()
-
-    def load(self, budget: Budget) -> object:
-        """Read the rates file that the budget names; raise ValueError if it holds no rates."""
-
-    def check(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> None:
-        """Raise ValueError if the budget can be refused without measuring."""
-
-    def __call__(self, budget: Budget, device: torch.device, kind: type[Arena], way: str) -> int:
-        """Return bytes; may take seconds to measure."""
-        raise ValueError(f"device_budget is {budget.said!r}; here it must be bytes or a share")
 
 
 class Limits:
-    """The budget of an optimizer, and what it is in bytes on each device.
+    """The budget of an optimizer, and what it is in bytes on each device."""
 
-    ``affords`` is asked once per device, if the budget is a time.  No reference leads to the optimizer: a cycle would
-    keep its state alive.
-    """
+    __slots__ = ("_measured", "_steps", "budget")
 
-    __slots__ = ("_access", "_affords", "_measured", "_placement", "_steps", "budget")
-
-    def __init__(
-        self, budget: Budget, placement: Placement | None, access: HostAccess | None, affords: Affords
-    ) -> None:
-        self.budget, self._placement, self._access, self._affords = budget, placement, access, affords
-        self._measured: dict[torch.device, int] = {}  # bytes that may stay ("auto") or may be away (a time)
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._measured: dict[torch.device, int] = {}  # what ``"auto"`` gives
         self._steps = 0
 
-    def under(self, budget: Budget) -> Limits:
-        """Return the limits of another budget; ValueError if it names a file that holds no rates."""
-        self._affords.load(budget)
-        return Limits(budget, self._placement, self._access, self._affords)
-
-    def check(self, device: torch.device) -> None:
-        """Raise ValueError if a budget that is a time can be refused on ``device`` without measuring."""
-        self._affords.check(*self._asked(device))
-
-    def _asked(self, device: torch.device) -> tuple[Budget, torch.device, type[Arena], str]:
-        """Return what ``affords`` is asked: of the placement before any stand-in, and how a step reaches pages away."""
-        kind = choose.kind_of(self._placement, device, self.budget)
-        return self.budget, device, kind, kind.way(self._access)
-
     def of(self, device: torch.device, here: Sequence[Arena]) -> Budget:
-        """Return the budget of ``device``, whose arenas are ``here``; the first call measures ``"auto"`` and times."""
-        if not self.budget.measured:
+        """Return the budget of ``device``, whose arenas are ``here``; the first call measures ``"auto"``."""
+        if not self.budget.auto:
             return self.budget
         if device not in self._measured:
-            found = auto_budget(device, here) if self.budget.auto else self._affords(*self._asked(device))
-            self._measured[device] = found
-        nbytes = self._measured[device]
-        return Budget(nbytes) if self.budget.auto else Budget.leaving(nbytes)
+            self._measured[device] = auto_budget(device, here)
+        return Budget(self._measured[device])
 
     def total(self, arenas: Sequence[Arena]) -> int | None:
         """Return the bytes of the budget, summed over devices where it depends on them; None: all, or no arenas yet."""
-        if self.budget.share is None and not self.budget.measured:
+        if self.budget.share is None and not self.budget.auto:
             return self.budget.nbytes
         limits = [self.of(device, here).limit(_nbytes(here)) for device, here in by_device(arenas)]
         return sum(limit or 0 for limit in limits) if limits else None

@@ -21,7 +21,7 @@ from . import choose
 from .arena import divide
 from .choose import Arena, HostAccess, Placement
 from .graphs import Graphs
-from .limits import Affords, Limits, by_device, warn_of_no_page
+from .limits import Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
 from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
@@ -62,22 +62,15 @@ class Store:
     Args:
         placement, host_access: as :class:`~pagedopt.PagedOptimizer` takes them.
         budget: for each device of parameters.
-        affords: converts a budget that is a time into bytes; None: there are no rates.
 
     Raises:
         ValueError, TypeError: the options do not go together.
     """
 
-    def __init__(
-        self,
-        placement: Placement | None,
-        budget: Budget,
-        host_access: HostAccess | None,
-        affords: Affords | None = None,
-    ) -> None:
+    def __init__(self, placement: Placement | None, budget: Budget, host_access: HostAccess | None) -> None:
         choose.check_placement(placement, budget, host_access)
         self.placement, self.host_access = placement, host_access
-        self.limits = Limits(budget, placement, host_access, affords or Affords())
+        self.limits = Limits(budget)
         #: Replaced, never changed in place: code that holds the list relies on its indices.
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
@@ -178,10 +171,10 @@ class Store:
         """Refuse parameters on a device that cannot be served.
 
         Raises:
-            ValueError: no kernel runs there, no placement serves it, or rates for a budget that is a time are missing.
+            ValueError: no kernel runs there, or no placement serves it.
         """
         choose.check_device(device, self.placement)
-        self.limits.check(device)
+        choose.candidates(self.placement, device, self.budget)  # raises if there are none
 
     def on(self, device: torch.device) -> list[Arena]:
         """Return the arenas of a device."""
@@ -256,25 +249,20 @@ class Store:
         """Move pages to match a new budget.  Waits for the device if any move.
 
         Raises:
-            ValueError: the placement cannot keep to a budget, or rates for a time are missing.
+            ValueError: the placement cannot keep to a budget.
             MemoryError, torch.OutOfMemoryError, CudaError: there is no room; no state is lost, and the report says
                 where each page is.
         """
         self.check_budget(budget, [arena.tensor for arena in self.arenas])
-        self.limits = self.limits.under(budget)
+        self.limits = Limits(budget)
         self._warned = False
         self.apply_budget()
 
     def check_budget(self, budget: Budget, state: Sequence[torch.Tensor]) -> None:
         """Raise ValueError, before anything moves, if ``state``, all that there is, cannot be moved to fit a budget."""
         choose.check_placement(self.placement, budget, self.host_access)
-        limits = self.limits.under(budget)
         self.check_owner()
-        if budget.everything or not state:
-            return
-        if self.moves(state):
-            for device in {t.device for t in state} if budget.seconds is not None else ():
-                limits.of(device, self.on(device))  # measures, and may refuse
+        if budget.everything or not state or self.moves(state):
             return
         if self.arenas and budget.nothing and all(a.away and not a.paged for a in self.arenas):
             return
@@ -298,7 +286,7 @@ class Store:
     @contextlib.contextmanager
     def all_away(self) -> Iterator[None]:
         """A context with a budget of zero: new state gets pages that are away; state in no arena is not at home."""
-        limits, self.limits = self.limits, self.limits.under(NOTHING)
+        limits, self.limits = self.limits, Limits(NOTHING)
         try:
             yield
         finally:

@@ -25,8 +25,7 @@ from ..placements.choose import ARENAS, Arena, HostAccess, Placement, check_plac
 from ..placements.movers import slot_bytes
 from ..rules import UPDATES, Rule
 from ..tables.storage import Column
-from .affordable import Affordable, rates_away
-from .model import Described, describe
+from .model import INHERITED, Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates
 
 
@@ -46,6 +45,7 @@ class Estimate(Shown):
         moved: bytes that cross the link (for parameters on a CPU: go from and to the file) in each step, both ways.
         seconds: duration of an optimizer step; None if a rate it depends on is not known.
         floor: least seconds of a step: copies overlap the update fully, so that the slowest rate alone decides.
+        unknown_rates: names of the unknown rates because of which ``seconds`` is None.
         rates: the rates from which ``seconds`` and ``floor`` follow.
 
     Example:
@@ -65,6 +65,7 @@ class Estimate(Shown):
     moved: int
     seconds: float | None
     floor: float | None
+    unknown_rates: tuple[str, ...]
     rates: Rates
 
     @property
@@ -87,13 +88,6 @@ class Estimate(Shown):
         """Bytes of state elsewhere than with the parameters."""
         return self.state_bytes - self.by_place.get(self.near, 0)
 
-    @property
-    def unknown_rates(self) -> tuple[str, ...]:
-        """Names of the unknown rates because of which ``seconds`` is None."""
-        near = "ram" if self.device == "cpu" else "device"
-        needed = (near, *rates_away(self.device, self.host_access)) if self.moved else (near,)
-        return tuple(name for name in needed if getattr(self.rates, name) is None) if self.seconds is None else ()
-
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes and properties as JSON values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
@@ -108,36 +102,23 @@ class Estimate(Shown):
             ("gradients", text_of_bytes(self.grad_bytes)),
             *((f"state on {place}", text_of_bytes(nbytes)) for place, nbytes in self.by_place.items()),
             ("placement", self.means),
+            ("budget", "all" if self.budget is None else text_of_bytes(self.budget)),
             ("in all", f"{text_of_bytes(self.near_bytes)} of {self.near} memory"),
             ("a step", f"{text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)})"),
-            ("rates of", self.rates.machine),
         ]
-        if self.budget is not None:
-            rows.insert(4, ("budget", text_of_bytes(self.budget)))
         if self.moved:
-            rows.insert(-1, ("moved in a step", text_of_bytes(self.moved)))
+            link, file = (f"over the link ({self.host_access})", "a ring"), ("to and from the file", "pages in use")
+            way, slots = file if self.device == "cpu" else link
+            ring = f", through {slots} of {text_of_bytes(self.ring)}" if self.ring else ""
+            rows.append(("moved in a step", f"{text_of_bytes(self.moved)} {way}{ring}"))
+        lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
+        rows.append(("rates of", f"{self.rates.machine}{lacking}"))
         return f"{text_of_count(self.parameters)} parameters", rows
 
     @property
     def means(self) -> str:
         """The placement as reports name it: a CPU has no separate device memory."""
         return "ordinary memory" if self.device == "cpu" and self.placement == "device" else self.placement
-
-    def __str__(self) -> str:
-        budget = "" if self.budget is None else f", budget {text_of_bytes(self.budget)}"
-        places = ", ".join(f"{text_of_bytes(n)} on {p}" for p, n in self.by_place.items()) or "none"
-        size, on_cpu = text_of_bytes(self.ring), self.device == "cpu"
-        over = "to and from the file" if on_cpu else f"over the link ({self.host_access})"
-        moved = f", {text_of_bytes(self.moved)} {over}" if self.moved else ""
-        ring = "" if not self.ring else f", {size} of pages in use" if on_cpu else f", ring {size}"
-        lacking = f"; they have no {', '.join(self.unknown_rates)}" if self.unknown_rates else ""
-        return (
-            f"{text_of_count(self.parameters)} parameters: {text_of_bytes(self.param_bytes)}, gradients "
-            f"{text_of_bytes(self.grad_bytes)}, on {self.device}\n"
-            f"state ({self.means}{budget}): {places}{ring}\n"
-            f"a step: {text_of_seconds(self.seconds)} (at best {text_of_seconds(self.floor)}){moved}\n"
-            f"rates of {self.rates.machine}{lacking}"
-        )
 
 
 def estimate(
@@ -164,9 +145,8 @@ def estimate(
         state_format, placement, device_budget, host_access: as in :class:`~pagedopt.PagedOptimizer`, except ``"auto"``,
             which is only known while training.  A :class:`Budget` may be of any bytes.
         device: ``"cuda"`` or ``"cpu"``; None: the parameters' device, ``"cuda"`` for shapes and the meta device.
-        rates: rates of the machine it will run on, see :meth:`Rates.load`; None: those of the file that a time in
-            ``device_budget`` names, else assumed ones (an H200; a round guess for a CPU), as ``rates.machine`` says.
-            Nothing is measured.
+        rates: rates of the machine it will run on, see :meth:`Rates.load`; None: assumed ones (an H200; a round guess
+            for a CPU), as ``rates.machine`` says.  Nothing is measured.
 
     Raises:
         ValueError, TypeError: the optimizer would refuse an option, too, or ``model`` is none of these.
@@ -175,9 +155,7 @@ def estimate(
         >>> print(pagedopt.estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
     """
     if not isinstance(rule, Rule) and rule not in UPDATES:
-        raise ValueError(
-            f"rule is {rule!r}; there are {', '.join(UPDATES)}, or a function decorated with pagedopt.rule"
-        )
+        raise ValueError(f"rule is {rule!r}; there are {', '.join(UPDATES)}, or one of your own (@pagedopt.rule)")
     rule = rule if isinstance(rule, Rule) else UPDATES[rule]
     check_format(state_format)
     budget = Budget.parse(device_budget)
@@ -188,43 +166,35 @@ def estimate(
         raise ValueError(
             "device_budget is 'auto', which is read from the device as training goes; give bytes or a share"
         )
-    found = describe(model, _dtype(param_dtype))
+    found = describe(model, dtype_of_name(param_dtype, "param_dtype") if isinstance(param_dtype, str) else param_dtype)
     where = torch.device(device or found.device or "cuda")
     if where.type not in ARENAS:
         raise ValueError(f"device is {str(where)!r}; there are {', '.join(ARENAS)}")
     kind = kind_of(placement, where, budget)
-    rates = rates or Affordable().load(budget) or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
+    rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
     way = kind.way(host_access)
-    if budget.seconds is not None:
-        budget = Budget.leaving(Affordable(rates)(budget, where, kind, way))
     parts = _arenas(rule, found, state_format, kind, budget)
     stay, away = (sum(part.bytes[i] for part in parts) for i in range(2))
-    slot = max((slot_bytes(part.layout) for part in parts), default=0) if away and way == "staged" else None
-    work = int(sum(part.traffic * part.numel for part in parts))
-    stays = int(sum(part.traffic * part.stays for part in parts))
-    here = "host" if where.type == "cpu" else "device"
-    seconds, floor = _times(rates, where.type == "cpu", slot, work, stays, away)
+    slot = max((slot_bytes(part.layout) for part in parts), default=0) if away and way == "staged" else 0
+    near = "host" if where.type == "cpu" else "device"
+    steps, floor = _moved(parts, where.type == "cpu", way, slot, away)
+    seconds = _join(sum, rates, steps)
     return Estimate(
         parameters=found.parameters,
         param_bytes=found.param_bytes,
-        grad_bytes=sum(numel * dtype.itemsize for numel, dtype in found.trained),
+        grad_bytes=sum(numel * dtype.itemsize for numel, dtype, _ in found.trained),
         device=where.type,
         placement=kind.name,
         budget=budget.limit(sum(part.layout.nbytes for part in parts)),
         host_access=way if away else None,
-        by_place=total([{here: stay}, {kind.away or here: away}]),
-        ring=SLOTS * (slot or 0),
+        by_place=total([{near: stay}, {kind.away or near: away}]),
+        ring=SLOTS * slot,
         moved=2 * away,
         seconds=seconds,
-        floor=floor,
+        floor=_join(max, rates, floor),
+        unknown_rates=tuple(n for n in steps if getattr(rates, n) is None) if seconds is None else (),
         rates=rates,
     )
-
-
-def _dtype(given: torch.dtype | str | None) -> torch.dtype | None:
-    if given is None or isinstance(given, torch.dtype):
-        return given
-    return dtype_of_name(given, "param_dtype")
 
 
 @dataclass(frozen=True)
@@ -261,8 +231,8 @@ def _arenas(
 ) -> list[_ArenaPart]:
     """Return the arenas that a :class:`Store` would make: one for each dtype of parameters and formats, in order."""
     by_formats: dict[tuple[torch.dtype, tuple[Format, ...]], list[int]] = {}
-    for i, (numel, dtype) in enumerate(found.trained):  # kernels see complex numbers as pairs of real ones
-        said, real = found.own_formats.get(i, state_format), real_dtype(dtype)
+    for numel, dtype, own in found.trained:  # kernels see complex numbers as pairs of real ones
+        said, real = state_format if own is INHERITED else own, real_dtype(dtype)
         states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
         forms = tuple([format_of(said, state, dtype) for state in states])
         for state in states:
@@ -280,22 +250,22 @@ def _arenas(
     return [_ArenaPart(*part, kind.plain) for part in zip(layouts, residents, traffic, columns, strict=True)]
 
 
-def _times(
-    rates: Rates, on_cpu: bool, slot: int | None, work: int, stays: int, away: int
-) -> tuple[float | None, float | None]:
-    """Return the seconds of a step, and its floor.
+def _moved(
+    parts: Sequence[_ArenaPart], on_cpu: bool, way: str, slot: int, away: int
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes that a step moves at each rate: (one after the other, if copies overlap the update fully).
 
-    A step reads and writes ``work`` bytes, ``stays`` of them for elements whose state is not away.  ``away`` bytes of
-    state are away; ``slot`` are the bytes of the largest page if pages are staged, None if state is reached in place.
+    ``away`` bytes of state are away, and ``slot`` are those of the largest page, if pages are staged.
     """
+    work = int(sum(part.traffic * part.numel for part in parts))
+    stays = int(sum(part.traffic * part.stays for part in parts))
     if on_cpu:
-        file = {"file_read": away, "file_write": away}
-        return _join(sum, rates, {"ram": stays, **file}), _join(max, rates, {"ram": work, **file})
-    floor = _join(max, rates, {"device": work, "both": 2 * away})
-    if slot is None:
-        return _join(sum, rates, {"device": stays, "in_place": 2 * away}), floor
+        file = {"file_read": away, "file_write": away} if away else {}
+        return {"ram": stays, **file}, {"ram": work, **file}
     page = min(slot, away)  # the first page arrives, and the last one leaves, while the other direction is idle
-    return _join(sum, rates, {"device": stays, "up": page, "both": 2 * (away - page), "down": page}), floor
+    staged = {"up": page, "down": page, "both": 2 * (away - page)}
+    link = {} if not away else {"in_place": 2 * away} if way == "in_place" else staged
+    return {"device": stays, **link}, {"device": work, "both": 2 * away}
 
 
 def _join(join: Callable[[list[float]], float], rates: Rates, nbytes: Mapping[str, int]) -> float | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,31 +14,33 @@ from ..common.units import MAX_PARAMETERS, parse_count
 from ..tables.shards import local
 from .sizes import SIZES, shapes
 
+#: In place of a format: the parameter's group has none of its own.
+INHERITED = object()
+
 
 @dataclass(frozen=True)
 class Described:
     """Sizes of parameters, in order.
 
     Attributes:
-        trained, frozen: (elements, dtype) of each trained parameter, and of each other one.
-        own_formats: by its index in ``trained``, the ``state_format`` of a parameter's group, if that has one.
+        trained: (elements, dtype, ``state_format`` of the parameter's group or INHERITED) of each trained parameter.
+        frozen: the same of each other one.
         device: type of their device; None for shapes, the meta device and parameters on several devices.
     """
 
-    trained: list[tuple[int, torch.dtype]]
-    frozen: list[tuple[int, torch.dtype]]
-    device: str | None
-    own_formats: Mapping[int, Any] = field(default_factory=dict)
+    trained: list[tuple[int, torch.dtype, Any]]
+    frozen: list[tuple[int, torch.dtype, Any]]
+    device: str | None = None
 
     @property
     def parameters(self) -> int:
         """Number of elements."""
-        return sum(numel for numel, _ in (*self.trained, *self.frozen))
+        return sum(numel for numel, _, _ in (*self.trained, *self.frozen))
 
     @property
     def param_bytes(self) -> int:
         """Bytes of all parameters."""
-        return sum(numel * dtype.itemsize for numel, dtype in (*self.trained, *self.frozen))
+        return sum(numel * dtype.itemsize for numel, dtype, _ in (*self.trained, *self.frozen))
 
 
 def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
@@ -57,15 +58,15 @@ def describe(model: Any, dtype: torch.dtype | None = None) -> Described:
 
 def _described(model: Any, dtype: torch.dtype | None) -> Described:
     if isinstance(model, torch.nn.Module):
-        return _of_tensors(list(model.parameters()), dtype)
+        return _of_tensors(list(model.parameters()), dtype, {})
     if isinstance(model, str) and model in SIZES:
-        return Described([(math.prod(shape), dtype or torch.float32) for shape in shapes(SIZES[model])], [], None)
+        return _of_sizes([math.prod(shape) for shape in shapes(SIZES[model])], dtype)
     if isinstance(model, str) and not model.strip()[:1].isdigit():
         raise ValueError(
             f"model is {model!r}; give a number of parameters, as '7B' or '124M', or a name of {', '.join(SIZES)}"
         )
     if isinstance(model, (int, float, str)):
-        return Described([(parse_count(model, "model"), dtype or torch.float32)], [], None)
+        return _of_sizes([parse_count(model, "model")], dtype)
     if isinstance(model, torch.Tensor) or not isinstance(model, Iterable):
         raise TypeError(
             f"model is {kind_of(model)}; give a module, its parameters, a list of shapes, a dict of name to "
@@ -78,8 +79,8 @@ def _described(model: Any, dtype: torch.dtype | None) -> Described:
         raise TypeError("model has both tensors and shapes; give one or the other")
     if tensors:
         # Values of a state dict are detached.  If no tensor requires a gradient, count all as trained.
-        return _of_tensors(tensors, dtype, whole=not any(t.requires_grad for t in tensors), own=own)
-    return Described([(_numel(item), dtype or torch.float32) for item in items], [], None)
+        return _of_tensors(tensors, dtype, own, whole=not any(t.requires_grad for t in tensors))
+    return _of_sizes([_numel(item) for item in items], dtype)
 
 
 def _items(model: Iterable[Any], own: dict[int, Any]) -> Iterator[Any]:
@@ -97,27 +98,26 @@ def _items(model: Iterable[Any], own: dict[int, Any]) -> Iterator[Any]:
             yield item
 
 
+def _of_sizes(sizes: Iterable[int], dtype: torch.dtype | None) -> Described:
+    return Described([(numel, dtype or torch.float32, INHERITED) for numel in sizes], [])
+
+
 def _of_tensors(
-    tensors: Sequence[torch.Tensor],
-    dtype: torch.dtype | None,
-    whole: bool = False,
-    own: Mapping[int, Any] = MappingProxyType({}),
+    tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, own: Mapping[int, Any], whole: bool = False
 ) -> Described:
     """Describe each tensor once, DTensors by their shards.
 
     Args:
-        whole: count all of a trainable dtype as trained.
         own: formats of groups, by the id of a tensor.
+        whole: count all of a trainable dtype as trained.
     """
-    once = list({id(t): t for t in tensors}.values())
-    trains = [t.is_floating_point() or t.is_complex() if whole else t.requires_grad for t in once]
-    sizes = [local(t).numel() for t in once]
-    trained = [(n, dtype or t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if yes]
-    frozen = [(n, t.dtype) for n, t, yes in zip(sizes, once, trains, strict=True) if not yes]
-    devices = {t.device.type for t in once} - {"meta"}
-    ids = [id(t) for t, yes in zip(once, trains, strict=True) if yes]
-    own_formats = {i: own[of] for i, of in enumerate(ids) if of in own}
-    return Described(trained, frozen, devices.pop() if len(devices) == 1 else None, own_formats)
+    trained, frozen = list[tuple[int, torch.dtype, Any]](), list[tuple[int, torch.dtype, Any]]()
+    for t in {id(t): t for t in tensors}.values():
+        trains = t.is_floating_point() or t.is_complex() if whole else t.requires_grad
+        known = (trains and dtype) or t.dtype
+        (trained if trains else frozen).append((local(t).numel(), known, own.get(id(t), INHERITED)))
+    devices = {t.device.type for t in tensors} - {"meta"}
+    return Described(trained, frozen, devices.pop() if len(devices) == 1 else None)
 
 
 def _numel(shape: Any) -> int:

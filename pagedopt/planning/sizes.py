@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,4 @@ def parameter_count(size: Size, block: int) -> int:
     >>> parameter_count(SIZES["gpt2"], 1024)
     124475904
     """
-    width = size.width
-    attention = 4 * width * width + 4 * width
-    mlp = 8 * width * width + 5 * width
-    norms = 4 * width
-    return (size.vocabulary + block) * width + size.layers * (attention + mlp + norms) + 2 * width
+    return sum(math.prod(shape) for shape in shapes(replace(size, block=block)))

@@ -15,16 +15,16 @@ import pytest
 import torch
 from command_line import Program, assert_has, safetensors
 
-from pagedopt import PagedAdamW, Rates, estimate
-from pagedopt.commands import plan as planning
-from pagedopt.common.units import text_of_bytes
+from pagedopt import Rates, estimate
+from pagedopt.commands import plan_rows
 from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import BLOCK, FEWEST
-from pagedopt.paging import policy
 from pagedopt.planning import rates
 from pagedopt.planning.sizes import SIZES, parameter_count
+from pagedopt.system import machine
 from pagedopt.system.files import host
 
+CPU = torch.device("cpu")
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")
 
 
@@ -50,6 +50,7 @@ def test_budgets_from_nothing_to_all_and_ones_own(rated: Program) -> None:
     assert state == pytest.approx(8e9, rel=1e-3)
     assert [row["budget"] for row in rows] == [0, state // 4, 3 << 30, state // 2, state * 3 // 4, state]
     assert content["rates"] == HAND.as_dict()
+    assert [row["asked"] for row in rows] == [None, None, "--budget 3GiB", None, None, None]
     for row in rows:
         said = estimate("1B", device_budget=row["budget"], rates=HAND).as_dict()
         said.pop("rates")
@@ -58,13 +59,72 @@ def test_budgets_from_nothing_to_all_and_ones_own(rated: Program) -> None:
     assert [row["seconds"] for row in rows] == sorted((row["seconds"] for row in rows), reverse=True)
 
 
-def test_the_table_says_it_in_words(rated: Program) -> None:
+def test_the_table_says_it_in_words_and_marks_what_was_asked_for(rated: Program) -> None:
     text = rated.says("--params", "7B", "--param-dtype", "bfloat16", "--budget", "2GiB")
-    for part in ("7.00 B parameters in bfloat16", "13.0 GiB", "26.1 GiB", "placement mapped", "staged", "2.00 GiB",
+    for part in ("7.00 B parameters in bfloat16", "13.0 GiB", "26.1 GiB", "placement mapped", "staged",
                  "a machine of mine", "activations"):  # fmt: skip
         assert part in text, part
     assert "assumed" not in text
-    assert max(map(len, re.findall(r"^[│┃┏└].*$", text, re.MULTILINE))) <= 80
+    table = re.findall(r"^[│┃┏└].*$", text, re.MULTILINE)
+    assert max(map(len, table)) <= 80
+    (marked,) = [line for line in table if "→" in line]
+    assert re.match(r"│\s+→ 2.00 GiB │\s+24.1 GiB │\s+28.1 GiB │", marked)
+    assert re.search(r"→ --budget 2GiB: device_budget='2048MiB'; a step is \S+ m?s longer than with all state", text)
+
+
+MIB = 1 << 20
+TIMES: list[tuple[str, float, dict[str, str]]] = [
+    ("1ms", 1e-3, {}),
+    ("50 ms", 0.05, {"state_format": "int8"}),
+    ("2s", 2.0, {"host_access": "in_place"}),
+    ("1 s", 1.0, {"device": "cpu"}),
+]
+
+
+@pytest.mark.parametrize(("longest", "seconds", "options"), TIMES)
+def test_a_time_finds_the_least_budget_that_keeps_it(
+    longest: str, seconds: float, options: dict[str, Any], rated: Program, tmp_path: Path
+) -> None:
+    (known := replace(HAND, file_read=2e9, file_write=1e9)).save(tmp_path / "rates.json")
+    named = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", value)]
+    *rows, near = rated.reports("--params", "1B", "--time", longest, *named)["rows"]
+    budget = near["budget"]  # of a time in which not one page comes and goes
+    for row in rows:
+        if row["asked"] == f"--time {longest}":
+            assert row["seconds"] - near["seconds"] <= seconds
+            budget = row["budget"]
+    less = estimate("1B", device_budget=budget - 9 * MIB, rates=known, **options)  # a page less, and it takes too long
+    assert (less.seconds or 0) - near["seconds"] > seconds
+
+
+def test_a_time_prints_the_bytes_to_write(rated: Program) -> None:
+    """By hand: a page of 16 MiB alone takes 16.8 ms up and as much down; a second one passes it in 16.8 ms more."""
+    said = rated.says("--params", "1B", "--time", "60ms")
+    (row,) = [row for row in rated.reports("--params", "1B", "--time", "60ms")["rows"] if row["asked"]]
+    assert row["away_bytes"] == pytest.approx(32 * MIB, rel=1e-3)
+    written = f"device_budget='{row['budget'] // MIB}MiB'"
+    assert f"→ --time 60ms: {written}; a step is 50.2 ms longer than with all state on device.\n" in said
+    assert "device_budget='all'" in rated.says("--params", "1B", "--time", "1us")
+
+
+def test_a_time_for_which_there_are_no_rates_is_refused_with_their_names(rated: Program, tmp_path: Path) -> None:
+    replace(HAND, up=None).save(tmp_path / "rates.json")
+    said = rated.refuses_in_a_line("--params", "1B", "--time", "50ms")
+    assert said == "pagedopt plan: --time 50ms: a machine of mine has no rates up; give --rates FILE\n"
+    for wrong in ("2", "0 ms", "soon", "-1 s"):
+        assert f"--time is '{wrong}'; give a time" in rated.refuses("--params", "1B", f"--time={wrong}")
+
+
+def test_a_card_finds_the_largest_budget_that_fits(rated: Program) -> None:
+    asked = ("--params", "2B", "--card", "24GB")
+    rows = rated.reports(*asked)["rows"]
+    assert [row["fits"] for row in rows] == [row["near_bytes"] <= 24e9 for row in rows]
+    (row,) = [row for row in rows if row["asked"] == "--card 24GB"]
+    assert row["near_bytes"] == 8 * 2e9 + row["ring"] + row["by_place"]["device"]  # 8 bytes: a parameter and a gradient
+    assert row["near_bytes"] <= 24e9 < row["near_bytes"] + 17 * MIB  # a page
+    assert f"→ --card 24GB: device_budget='{row['budget'] // MIB}MiB'" in rated.says(*asked)
+    assert "→ --card 100GB: device_budget='all'" in rated.says("--params", "2B", "--card", "100GB")
+    assert "--card 24GB: no budget fits; with 0 it takes 22.4 GiB." in rated.says("--params", "3B", "--card", "24GB")
 
 
 def test_sizes_are_those_that_train_trains(rated: Program) -> None:
@@ -77,6 +137,7 @@ def test_sizes_are_those_that_train_trains(rated: Program) -> None:
 def test_a_placement_without_budgets_has_one_row(placement: str, rated: Program) -> None:
     rows = rated.reports("--params", "1B", "--placement", placement)["rows"]
     assert [row["placement"] for row in rows] == [placement]
+    assert "--card" not in rated.says("--params", "1B", "--placement", placement, "--card", "1GB")
     assert list(rows[0]["by_place"]) == ["host" if placement == "host" else "device"]
 
 
@@ -134,8 +195,8 @@ def test_without_a_gpu_nothing_is_measured_and_the_plan_says_so(plan: Program, m
 def test_on_a_cpu_this_machine_is_measured_and_its_memory_compared(
     plan: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine = Rates(ram=1e9, file_read=1e9, file_write=1e9, machine="this one")
-    monkeypatch.setattr(rates, "measure", lambda device: mine if device == "cpu" else pytest.fail(str(device)))
+    mine = {"ram": 1e9, "file_read": 1e9, "file_write": 1e9}
+    monkeypatch.setattr(rates, "measure", lambda device: mine if device == CPU else pytest.fail(str(device)))
     monkeypatch.setattr(host, "available", lambda: 11_000_000_000)
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**12))
     rows = plan.reports("--params", "1B", "--device", "cpu")["rows"]
@@ -146,30 +207,15 @@ def test_on_a_cpu_this_machine_is_measured_and_its_memory_compared(
     rows = plan.reports("--params", "1B", "--device", "cpu")["rows"]
     assert [row["fits"] for row in rows] == [False, True, False, False, False]
     text = plan.says("--params", "1B", "--device", "cpu")
-    assert_has(text, "no: host", "this one", "on file")
+    assert_has(text, "no: host", machine.processor(), "on file")
 
 
 def test_on_a_gpu_both_sides_are_compared() -> None:
     row = estimate("1B", device_budget=0, rates=HAND)
     room = {"device": 9 * 10**9, "host": 10**9}
-    assert planning.short(row, room) == {"host": row.away_bytes - 10**9}
-    assert planning.short(row, {"device": 10**9, "host": 9 * 10**9}) == {"device": row.near_bytes - 10**9}
-    assert planning.short(row, {"device": 10**12, "host": 10**12}) == {}
-
-
-def test_what_auto_would_give_is_planned_where_the_device_is(rated: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = 100 << 30
-    monkeypatch.setattr(host, "available", lambda: free)
-    asked = ("--params", "7B", "--param-dtype", "bfloat16", "--device", "cpu", "--budget", "auto")
-    rows = rated.reports(*asked)["rows"]
-    wanted = policy.spare_bytes(free, 0, free - 4 * 7 * 10**9, 0, 0)
-    assert wanted < free - 28 * 10**9
-    (own,) = [row for row in rows if row["budget"] in (wanted, row["state_bytes"])][:1]
-    assert own["budget"] == min(wanted, own["state_bytes"])
-    assert f"--budget auto: {text_of_bytes(wanted)} here, now" in rated.says(*asked)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    complaint = rated.refuses("--params", "7B", "--budget", "auto")
-    assert "--budget auto: it is read from the device, and there is no GPU here" in complaint
+    assert plan_rows.short(row, room) == {"host": row.away_bytes - 10**9}
+    assert plan_rows.short(row, {"device": 10**9, "host": 9 * 10**9}) == {"device": row.near_bytes - 10**9}
+    assert plan_rows.short(row, {"device": 10**12, "host": 10**12}) == {}
 
 
 def test_a_doctors_report_serves_as_rates(plan: Program, tmp_path: Path) -> None:
@@ -186,6 +232,11 @@ BAD_INPUT = [
     (["--params", "7B", "--budget", "much"], "--budget 'much'; give bytes"),
     (["--params", "7B", "--budget", "50"], "--budget '50': 50 bytes hold no page; did you mean '50%' or '50GiB'?"),
     (["--params", "7B", "--budget", "150%"], "--budget '150%'; give a share of the state from '0%' to '100%'"),
+    (["--params", "7B", "--budget", "auto"], "--budget 'auto', which is read from the device as training goes; give"),
+    (["--params", "7B", "--budget", "20 ms"], "--budget '20 ms', a time; `pagedopt plan --time 20ms --params N` pri"),
+    (["--params", "7B", "--my-step", "350ms"], "--my-step is gone; --time 20ms finds the budget with which a step is"),
+    (["--params", "7B", "--card", "big"], "--card is 'big'; give bytes, or a number with kB, MB"),
+    (["--params", "7B", "--placement", "device", "--time", "1s"], "--budget 0 with --placement 'device', where all"),
     (["--params", "7B", "--placement", "moon"], "--placement 'moon'; there are"),
     (["--params", "7B", "--placement", "file"], "--placement 'file' is for parameters on a CPU"),
     (["--params", "7B", "--placement", "device", "--budget", "8k"], "--budget '8k' with --placement 'device'"),
@@ -210,18 +261,24 @@ def test_bad_input_is_refused_in_a_line_before_anything_is_measured(
 
 NO_RATES = {
     "": "not JSON",
-    "[1, 2]": "there are no rates in it",
-    '{"bytes_per_second": {"up": -1}}': "rate up is -1",
-    '{"bytes_per_second": {"up": "fast"}}': "rate up is 'fast'",
-    '{"bytes_per_second": {"sideways": 1}}': "unknown rates sideways",
-    '{"rates": null, "problems": []}': "there are no rates in it",
+    "[1, 2]": "there are no rates in it; `python -m pagedopt doctor --json` writes such a file (",
+    '{"bytes_per_second": {"up": -1}}': "(rate up is -1",
+    '{"bytes_per_second": {"up": "fast"}}': "(rate up is 'fast'",
+    '{"bytes_per_second": {"sideways": 1}}': "unexpected keyword argument 'sideways'",
+    '{"rates": null, "problems": []}': "there are no rates in it; ",
+    '{"bytes_per_second": {"up": 1' + "0" * 400 + "}}": "(rate up is 1000",
+    '{"bytes_per_second": {"up": 1' + "0" * 5000 + "}}": "not JSON (Exceeds the limit",
+    "[" * 100_000: "not JSON",
 }
 
 
-@pytest.mark.parametrize(("content", "text"), NO_RATES.items())
+@pytest.mark.parametrize(("content", "text"), NO_RATES.items(), ids=lambda text: text[:40])
 def test_files_that_hold_no_rates_are_refused(content: str, text: str, tmp_path: Path, plan: Program) -> None:
-    (tmp_path / "rates.json").write_text(content)
-    assert_has(plan.refuses("--params", "7B", "--rates", tmp_path / "rates.json"), text, "rates.json")
+    (path := tmp_path / "rates.json").write_text(content)
+    said = plan.refuses_in_a_line("--params", "7B", "--rates", path)
+    assert said.startswith(f"pagedopt plan: --rates {path}: ")
+    assert text in said
+    assert "sys." not in said
 
 
 def zeros(path: Path) -> None:
@@ -241,11 +298,9 @@ def huge(path: Path) -> None:
 def test_what_is_no_small_file_is_not_read(
     make: Callable[[Path], None], text: str, tmp_path: Path, plan: Program
 ) -> None:
-    """A pipe would have nobody who writes, and a device would never end."""
+    """A pipe would have nobody to write, and a device would never end."""
     make(tmp_path / "rates")
     assert_has(plan.refuses_in_a_line("--params", "7B", "--rates", tmp_path / "rates"), text, str(tmp_path / "rates"))
-    with pytest.raises(ValueError, match=r"device_budget is .*rates"):
-        PagedAdamW([torch.nn.Parameter(torch.ones(5))], device_budget=f"20 ms by {tmp_path}/rates")
 
 
 def test_unknown_times_say_what_for_want_of(plan: Program, tmp_path: Path) -> None:
@@ -258,18 +313,18 @@ def test_unknown_times_say_what_for_want_of(plan: Program, tmp_path: Path) -> No
         (["--device", "cpu"], "no file_write, which parameters on cpu need"),
     ]:
         out = plan.says("--params", "1B", "--rates", tmp_path / "f", *options)
-        assert f"Times are unknown: these rates have {lacking}" in out
+        assert f"Times are unknown: they have {lacking}" in out
     known = ("--device", "cpu", "--placement", "host")
     assert "unknown" not in plan.says("--params", "1B", "--rates", tmp_path / "f", *known)
 
 
 @pytest.mark.parametrize("width", [60, 70, 80])
-@pytest.mark.parametrize("options", [[], ["--my-step", "350 ms"], ["--device", "cpu"]], ids=str)
+@pytest.mark.parametrize("options", [["--card", "80GB", "--time", "3s"], ["--device", "cpu"]], ids=str)
 def test_units_stay_on_narrow_terminals(
     width: int, options: list[str], plan: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     replace(HAND, file_read=1e9, file_write=1e9).save(tmp_path / "r.json")
-    monkeypatch.setattr(planning, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
+    monkeypatch.setattr(plan_rows, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
 
     def cells(width: int) -> list[str]:
         monkeypatch.setenv("COLUMNS", str(width))
@@ -279,39 +334,6 @@ def test_units_stay_on_narrow_terminals(
         return sorted(word for row in rows for word in re.findall(r"[^\s│]+", row))
 
     assert cells(width) == cells(300)
-
-
-def test_a_step_of_ones_own_is_compared_with(rated: Program) -> None:
-    found = re.findall(r"\+([\d.]+) %", rated.says("--params", "1B", "--my-step", "2 s"))
-    seconds = [row["seconds"] for row in rated.reports("--params", "1B")["rows"]]
-    assert [float(n) for n in found] == [pytest.approx(50 * (s - seconds[-1]), rel=0.05, abs=0.5) for s in seconds]
-    times = 1 + (seconds[0] - seconds[-1]) / 0.02
-    assert re.search(rf"×{times:.0f}\b", rated.says("--params", "1B", "--my-step", "20 ms"))
-    for wrong in ("2", "0 ms", "soon", "-1 s"):
-        assert f"--my-step '{wrong}'; give a time" in rated.refuses("--params", "1B", f"--my-step={wrong}")
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_budgets_that_fit_are_named_and_do(device: str, rated: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    near, away = ("host", "file") if device == "cpu" else ("device", "host")
-    options = ["--params", "100M", "--device", device]  # 400 MB, gradients, 800 MB of state
-    for room, expected in [
-        ({near: 10**10, away: 10**10}, "from 0 B to all"),
-        ({near: 10**10, away: 0}, "from 76[34]MiB to all"),
-        ({near: 1_300_000_000, away: 500_000_000}, r"from (28\d|29\d|30\d)MiB to (4\d\d)MiB"),
-        ({near: 10**8, away: 10**10}, "none"),
-    ]:
-        monkeypatch.setattr(planning, "find_room", lambda _, room=room: room)
-        text = rated.says(*options)
-        assert re.search(f"Budgets that fit here, now: {expected}\\.", text), text
-        found = rated.reports(*options)["fitting_budgets"]
-        assert (found is None) == (expected == "none")
-        for budget in found or ():
-            rows = rated.reports(*options, "--budget", budget)["rows"]
-            assert next(row for row in rows if row["budget"] == budget)["fits"], (room, budget)
-        if found and found[1] < 800_000_000:
-            row = estimate("100M", device_budget=found[1] + 64 * 2**20, device=device, rates=HAND)
-            assert planning.short(row, room)
 
 
 def test_a_model_in_safetensors_is_read_by_its_header(rated: Program, tmp_path: Path) -> None:
@@ -328,8 +350,7 @@ def test_a_model_in_safetensors_is_read_by_its_header(rated: Program, tmp_path: 
     (row, *_) = rated.reports("--model", *paths)["rows"]
     sizes = (300_008, 600_000 + 28 + 8, 600_000 + 28)  # integers are not trained
     assert (row["parameters"], row["param_bytes"], row["grad_bytes"]) == sizes
-    assert "300 k parameters in their own dtype (bfloat16): " in rated.says("--model", paths[0])
-    assert "300 k parameters in their own dtypes (bfloat16, float32): " in rated.says("--model", *paths)
+    assert "300 k parameters in their own dtypes: " in rated.says("--model", *paths)
     (same, *_) = rated.reports("--model", tmp_path)["rows"]
     assert same == row
 
@@ -344,7 +365,7 @@ def test_prose_is_broken_between_words_on_a_terminal_and_whole_elsewhere(
     device: str, rated: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(planning, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
+    monkeypatch.setattr(plan_rows, "find_room", lambda _: {"device": 10**10, "host": 10**10, "file": 10**10})
     whole = rated.says("--params", "1B", "--device", device)
     assert max(map(len, whole.splitlines())) > 100
     assert ("ring" in whole) == (device == "cuda")
@@ -356,21 +377,19 @@ def test_prose_is_broken_between_words_on_a_terminal_and_whole_elsewhere(
 
 
 UNTRAINABLE = [
-    ({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}, "tensor 'w' is torch.float8_e4m3fn; supp"),
+    ({"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}, "state 'exp_avg' is torch.float8_e4m3fn; supp"),
     ({"w": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}, "tensor 'w' has dtype 'F4'; known are F64,"),
     ({"__metadata__": {"format": "pt"}}, "there are no tensors in it"),
 ]
 
 
 @pytest.mark.parametrize(("tensors", "said"), UNTRAINABLE)
-def test_a_tensor_that_cannot_be_trained_is_named(
+def test_a_tensor_that_cannot_be_trained_is_refused(
     tensors: dict[str, Any], said: str, rated: Program, tmp_path: Path
 ) -> None:
     path, known = tmp_path / "x.safetensors", "is torch" in said
     path.write_bytes(safetensors(tensors))
-    complaint = rated.refuses("--model", path)
-    assert complaint.startswith(f"pagedopt plan: --model {path}: {said}" if known else "pagedopt plan: --model ")
-    assert said in complaint
+    assert said in rated.refuses("--model", path)
     assert rated.run("--model", path, "--param-dtype", "bfloat16")[0] == (0 if known else 2)
 
 
@@ -402,4 +421,5 @@ def test_it_wants_to_know_what_to_train(options: tuple[str, ...], plan: Program)
 
 def test_help_teaches_by_example(plan: Program) -> None:
     text, _ = plan.exits("--help", status=0)
-    assert_has(text, "python -m pagedopt plan --params 7B --budget 2GiB", "--rates there.json")
+    assert_has(text, "python -m pagedopt plan --params 7B --budget 2GiB", "--rates there.json", "--card 48GB")
+    assert "my-step" not in text

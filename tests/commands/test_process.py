@@ -81,7 +81,7 @@ def test_in_this_process_the_handler_stays(monkeypatch: pytest.MonkeyPatch, prog
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pagedopt.commands.plan.plan", stop)
+    monkeypatch.setattr("pagedopt.commands.plan_rows.plan", stop)
     before = signal.getsignal(signal.SIGINT)
     assert program.run("plan", "--params", "1B") == (130, "", "pagedopt plan: interrupted\n")
     assert signal.getsignal(signal.SIGINT) is before
@@ -125,7 +125,9 @@ def test_an_output_that_is_full_is_one_line(name: str, command: tuple[str, ...])
     assert said_by(*command, to="/dev/full", fresh=False) == (2, f"{name}: {full}\n")
 
 
-@pytest.mark.parametrize("command", [PLAN, ("-m", "pagedopt", "train"), ("-m", "experiments")])
+@pytest.mark.parametrize(
+    "command", [PLAN, ("-m", "pagedopt", "doctor"), ("-m", "pagedopt", "train"), ("-m", "experiments")]
+)
 def test_a_package_that_is_missing_is_one_line(command: tuple[str, ...]) -> None:
     code, said = said_by("-S", *command, to=os.devnull, PYTHONPATH="")  # -S: without what is installed
     assert (code, said.count("\n")) == (1, 1), said

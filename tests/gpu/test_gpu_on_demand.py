@@ -15,7 +15,7 @@ from spill_support import everything, same, steps, trained
 from tiny_training import interrupted_behind, result
 
 import pagedopt
-from pagedopt import PagedAdamW, Rates, estimate, run_with_room
+from pagedopt import PagedAdamW, estimate, run_with_room
 from pagedopt.commands.main import main
 from pagedopt.commands.train.checkpoint import CHECKSUM
 from pagedopt.placements import choose
@@ -154,28 +154,6 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
     del caught
     opt.set_device_budget("128MiB")
     assert batch() == 160 * MiB
-
-
-# ---- a budget that is a time ----
-
-
-@pytest.mark.parametrize("access", ["staged", "in_place"])
-def test_a_time_lets_as_much_be_away_as_its_rates_say(access: Any, tmp_path: Path) -> None:
-    rates = Rates(device=4e12, up=40e9, down=50e9, both=80e9, in_place=60e9, machine="a machine of mine")
-    rates.save(tmp_path / "rates.json")
-    said = f"4 ms by {tmp_path}/rates.json"
-    params, opt = large(2, device_budget=said, host_access=access)
-    assert opt.memory_report().by_place == estimate(params, device_budget=said, host_access=access).by_place
-    both_ways = 2 * opt.memory_report().by_place["host"]
-    assert 2e-3 <= both_ways / (80e9 if access == "staged" else 60e9) <= 4e-3
-    assert same(everything(params, opt), everything(*large(2)))
-
-
-def test_a_time_is_measured_here_where_no_rates_are_named() -> None:
-    _, opt = large(device_budget="1 ms")
-    known = opt.affordable.known
-    assert known is not None
-    assert 10 * MiB < opt.memory_report().by_place["host"] < 256 * MiB, known
 
 
 # ---- beside torch ----

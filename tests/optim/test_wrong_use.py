@@ -57,8 +57,14 @@ UNITS = [
 ]
 
 
-@pytest.mark.parametrize(("budget", "text"), UNITS)
-def test_a_budget_whose_unit_was_forgotten_is_refused(budget: Any, text: str) -> None:
+TIME = (
+    "20 ms",
+    "device_budget is '20 ms', a time; `pagedopt plan --time 20ms --params N` prints the bytes to write instead",
+)
+
+
+@pytest.mark.parametrize(("budget", "text"), [*UNITS, TIME])
+def test_a_time_and_a_budget_whose_unit_was_forgotten_are_refused(budget: Any, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         make(device_budget=budget)
     optimizer = make(device_budget="50%")
@@ -68,7 +74,11 @@ def test_a_budget_whose_unit_was_forgotten_is_refused(budget: Any, text: str) ->
     assert optimizer.store.budget == Budget("50%")
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         pagedopt.estimate("7B", device_budget=budget)
-    assert pagedopt.estimate("7B", device_budget=Budget(budget)).budget == Budget(budget).nbytes  # as plan reckons
+
+
+def test_an_estimate_of_any_bytes_can_be_made() -> None:
+    """As a plan does, of budgets that it looks for."""
+    assert [pagedopt.estimate("7B", device_budget=Budget(nbytes)).budget for nbytes in (1, 4095)] == [1, 4095]
 
 
 @pytest.mark.parametrize("budget", [0, 0.5, 1.0, 4096, "1%", "4KiB", None])

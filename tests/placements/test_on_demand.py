@@ -15,11 +15,10 @@ import torch
 from optim_support import ADAMW, COPIES, bits, same
 from played_pages import Card, Driver, Result
 
-from pagedopt import PagedAdamW, Rates, run_with_room
+from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim.loading import copying
 from pagedopt.placements import choose, slabs
 from pagedopt.placements.plain import DeviceArena, HostArena
-from pagedopt.planning import rates
 from pagedopt.system.cuda import driver, virtual
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -264,18 +263,6 @@ def test_where_the_host_has_no_room_all_stays(card: Driver) -> None:
     assert opt.memory_report().placement == "device"
     train(params, opt, 2, 2)
     assert same(bits(params, opt), bits(*trained(4, placement="device")))
-
-
-def test_a_time_for_which_there_are_no_rates_is_refused_before_anything_moves(
-    card: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    params, opt = trained(2)
-    before = [opt.state[p]["exp_avg"] for p in params]
-    monkeypatch.setattr(rates, "measure", lambda device: Rates(machine="one that could not be measured"))
-    with pytest.raises(ValueError, match="1 ms"):
-        opt.set_device_budget("1 ms")
-    assert all(a is opt.state[p]["exp_avg"] for a, p in zip(before, params, strict=True))
-    assert (opt.memory_report().placement, opt.store.budget.said) == ("device", None)
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)

@@ -200,6 +200,8 @@ def test_an_estimate_says_which_rates_it_lacks() -> None:
     assert estimate(SHAPE, device_budget=0, rates=lacking).unknown_rates == ("up",)
     assert estimate(SHAPE, device_budget=0, host_access="in_place", rates=lacking).unknown_rates == ("in_place",)
     assert estimate(SHAPE, rates=lacking).unknown_rates == ()
+    assert estimate(SHAPE, device_budget=0, rates=replace(HAND, device=None)).unknown_rates == ()  # none stays there
+    assert estimate(SHAPE, device_budget="50%", rates=replace(HAND, device=None)).unknown_rates == ("device",)
     assert "they have no up" in str(estimate(SHAPE, device_budget=0, rates=lacking))
     # The reading for 268 million parameters, all state on the host, is 43.1 ms staged and 50.9 in place.
     for way, reading in (("staged", 43.1e-3), ("in_place", 50.9e-3)):
@@ -277,8 +279,11 @@ def test_nothing_is_an_answer_too() -> None:
 
 def test_it_reads_well() -> None:
     text = str(estimate("7B", param_dtype="bfloat16", device_budget="2GiB"))
-    assert_has(text, "7.00 B parameters", "13.0 GiB", "mapped, budget 2.00 GiB", "2.00 GiB on device")
-    assert_has(text, "24.1 GiB on host", "ring 64.0 MiB", "over the link (staged)", " ms ", "H200")
+    assert_has(text, "7.00 B parameters", "13.0 GiB on cuda", "placement: mapped", "budget: 2.00 GiB")
+    assert_has(
+        text, "state on device: 2.00 GiB", "state on host: 24.1 GiB", "28.1 GiB of device memory", " ms ", "H200"
+    )
+    assert_has(text, "48.2 GiB over the link (staged), through a ring of 64.0 MiB")
     assert "file" in str(estimate("7B", device="cpu", device_budget=0))
     values = estimate("7B").as_dict()
     assert values["by_place"] == {"device": 56_000_000_000}

@@ -1,90 +1,149 @@
-"""The examination: facts, trials and rates, and the notes and problems that follow from them."""
+"""The examination: what is installed and free, the trials, and the notes and problems that follow from them."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.metadata
 import os
+import shutil
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from ... import __version__
 from ...kernels import team
-from ...planning import rates
+from ...planning.rates import Rates
 from ...system import machine
-from . import facts, trial
+from ...system.cuda import driver
+from ...system.files import host
+from ...system.files.state_file import state_folder
+from ...system.look import parts
+from . import trial
+
+#: Packages that a machine may do without, by import name, with what does not work then.
+PACKAGES = {
+    "numba": "no step of parameters on a CPU",
+    "cupy": "no step of CUDA parameters",
+    "cuda.bindings": "no step of CUDA parameters, no look at the cards",
+}
+#: The packages that a step needs, by type of device.
+NEEDED = {"cuda": ("cupy", "cuda.bindings"), "cpu": ("numba",)}
 
 
 def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
-    """Return a report on this machine as JSON values.
+    """Return a report on this machine as JSON values; a fact that cannot be had is None.
 
     Args:
-        device: whose rates are measured, and for which a placement is chosen.
+        device: whose rates are measured, and on which a step is tried.
         quick: do not measure rates.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    gpu = device if device.type == "cuda" else torch.device("cuda:0" if torch.cuda.is_available() else "cuda")
-    about, packages = machine.describe(), facts.package_versions()
-    tried = [*trial.try_placements(gpu), *trial.try_placements(torch.device("cpu"))]
-    for one in tried:  # if its packages are missing, that is the problem to report, and not each placement
-        needs = facts.NEEDED[torch.device(one["device"]).type]
-        one["promised"] = one["promised"] and all(packages[name] for name in needs)
-    step = trial.try_step(device)
-    found, failures = None, list[str]()
-    if not quick:
-        try:
-            found = rates.measure(device)
-        except (RuntimeError, MemoryError) as error:
-            failures.append(f"rates could not be measured: {error}")
-    return {
+    about, packages = machine.describe(), {name: version(name) for name in ("torch", "numpy", "rich", *PACKAGES)}
+    report: dict[str, Any] = {
         "pagedopt": __version__,
         "system": {name: about[name] for name in ("platform", "python", "processor", "cores")},
         "packages": packages,
-        "look": facts.look(),  # after a step, which has begun the test of its parts
         "driver": machine.driver_version(),
-        "cuda": facts.cuda_versions(),
-        "cards": facts.cards(),
-        "host": facts.host_memory(),
-        "state_folder": facts.folder(),
+        "cuda": cuda_versions(),
+        "cards": [card(i) for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)],
+        "host": {"available": host.available(), "limits": [asdict(room) for room in host.rooms()]},
+        "state_folder": folder(),
         "device": str(device),
-        "rates": found and found.as_dict(),
-        "placements": tried,
-        "step": step,
-        "choices": trial.choices(device, tried, found),
-        "notes": notes(device, packages),
-        "problems": problems(device, packages, tried, step) + failures,
+        "placements": trial.try_placements(device),
+        "step": trial.try_step(device),
+        "look": look(),  # after a step, which has begun the test of its parts
+        "rates": None,
+        "notes": notes(packages),
     }
+    report["problems"] = problems(device, report)
+    if not quick:
+        try:
+            report["rates"] = Rates.measured(device).as_dict()
+        except (RuntimeError, MemoryError) as error:
+            report["problems"].append(f"rates could not be measured: {error}")
+    return report
 
 
-def notes(device: torch.device, packages: dict[str, str | None]) -> list[str]:
-    """Return remarks: worth knowing, but no failures."""
-    out = [f"{name} is not installed: {facts.PACKAGES[name]}" for name, version in packages.items() if not version]
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-        out.append("NUMBA_DISABLE_JIT is set: the first step of parameters on a CPU turns Numba's compiler on again")
-    if not torch.cuda.is_available():
-        if machine.driver_version() is None:
-            out.append("no NVIDIA driver found: parameters on a CPU only")
-        elif torch.version.cuda is None:
-            out.append(f"there is an NVIDIA driver; torch {torch.__version__} is built without CUDA: notes/setup.md")
-        else:
-            out.append(f"there is an NVIDIA driver, but torch {torch.__version__} sees no GPU; is one visible?")
-    elif device.type == "cpu":
-        out.append("there is a GPU; --device cuda examines it")
-    if device.type == "cpu" and team.openmp() is None:
-        out.append("steps on a CPU take one thread: this build of torch has no OpenMP with GCC's interface (libgomp)")
+def version(name: str) -> str | None:
+    """Return the version of a package; None if it is missing or its import fails."""
+    try:
+        module = importlib.import_module(name)
+        return getattr(module, "__version__", None) or importlib.metadata.version(name)
+    except Exception:  # a broken installation may raise anything
+        return None
+
+
+def look() -> dict[str, str]:
+    """Return which look finds out what has changed since the last step, ``compiled`` or ``Python``, with the reason."""
+    if not parts.is_wanted():
+        reason = f"{parts.VARIABLE}=python"
+    elif parts.compiled_look() is not None:
+        return {"used": "compiled", "reason": "its parts passed their test"}
+    elif parts.pending():
+        reason = "the test of the compiled one's parts has not ended yet"
+    else:
+        reason = "a part of torch is not as expected, or could not be tested"
+    return {"used": "Python", "reason": reason}
+
+
+def cuda_versions() -> dict[str, str | None]:
+    """Return the CUDA versions that the driver supports, that torch was built for, and that NVRTC has."""
+    out: dict[str, str | None] = {"driver_supports": None, "torch": torch.version.cuda, "nvrtc": None}
+    with contextlib.suppress(Exception):  # without cuda-bindings, or without libcuda
+        number = int(driver.call("cuDriverGetVersion"))
+        out["driver_supports"] = f"{number // 1000}.{number % 1000 // 10}" if number else None
+    with contextlib.suppress(Exception):
+        from cuda.bindings import nvrtc
+
+        out["nvrtc"] = ".".join(str(n) for n in nvrtc.nvrtcVersion()[1:])
     return out
 
 
-def problems(
-    device: torch.device, packages: dict[str, str | None], tried: list[dict[str, Any]], step: dict[str, Any]
-) -> list[str]:
-    """Return failures: of things that should work here."""
-    out = [
-        f"{name} is missing, which parameters on {device.type} need: {facts.PACKAGES[name]}; `make setup` installs it"
-        for name in facts.NEEDED[device.type]
-        if not packages[name]
-    ]
-    if not step["works"] and not out:
-        out.append(f"a step of AdamW on {device} failed: {step['reason']}")
-    broken = [t for t in tried if t["promised"] and not t["works"]]
-    return out + [f"placement {t['placement']!r} should work on {t['device']}: {t['reason']}" for t in broken]
+def card(index: int) -> dict[str, Any]:
+    """Return facts about one CUDA device; ``can`` is empty if cuda-bindings cannot ask."""
+    found = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    can: dict[str, bool] = {}
+    with contextlib.suppress(Exception):
+        can = asdict(driver.capabilities(index))
+    return {"index": index, "name": found.name, "compute_capability": f"{found.major}.{found.minor}",
+            "multiprocessors": found.multi_processor_count, "memory_total": total, "memory_free": free,
+            "can": can}  # fmt: skip
+
+
+def folder() -> dict[str, Any]:
+    """Return the folder of state files and its free bytes; ``path`` is None, with a reason, if there is none."""
+    try:
+        path = state_folder()
+        return {"path": str(path), "free": shutil.disk_usage(path).free, "reason": ""}
+    except (ValueError, OSError) as error:
+        return {"path": None, "free": None, "reason": str(error)}
+
+
+def notes(packages: dict[str, str | None]) -> list[str]:
+    """Return remarks: worth knowing, but no failures."""
+    out = [f"{name} is not installed: {PACKAGES[name]}" for name in PACKAGES if not packages[name]]
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        out.append("NUMBA_DISABLE_JIT is set: the first step of parameters on a CPU turns Numba's compiler on again")
+    if team.openmp() is None:
+        out.append("steps on a CPU take one thread: this build of torch has no OpenMP with GCC's interface (libgomp)")
+    if torch.cuda.is_available():
+        return out
+    if machine.driver_version() is None:
+        return [*out, "no NVIDIA driver found: parameters on a CPU only"]
+    blind = f"torch {torch.__version__} sees no GPU; is one visible?"
+    built = f"torch {torch.__version__} is built without CUDA: notes/setup.md"
+    return [*out, f"there is an NVIDIA driver, but {blind if torch.version.cuda else built}"]
+
+
+def problems(device: torch.device, report: dict[str, Any]) -> list[str]:
+    """Return failures: of things that should work here. If a package is missing, that is the problem, and no more."""
+    if missing := [name for name in NEEDED[device.type] if not report["packages"][name]]:
+        needed = f"which parameters on {device.type} need"
+        return [f"{name} is missing, {needed}: {PACKAGES[name]}; `make setup` installs it" for name in missing]
+    broken = [tried for tried in report["placements"] if tried["promised"] and not tried["works"]]
+    failed = [f"a step of AdamW on {device} failed: {report['step']['reason']}"] if report["step"]["reason"] else []
+    return failed + [f"placement {t['placement']!r} should work on {device}: {t['reason']}" for t in broken]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
-from ...common.units import text_of_rate
-from ...paging.budget import ALL, NOTHING
+from ...paging.budget import NOTHING
 from ...paging.pages import lay_out
-from ...placements.choose import ARENAS, Arena, candidates, default_placement
-from ...planning.rates import Rates
+from ...placements.choose import ARENAS, Arena, candidates
 
 #: Elements of the parameter: 16 MiB of state in four pages. Their indices, which are written, are exact in float32.
 NUMEL = 1 << 21
@@ -25,24 +22,23 @@ STEPS = {"float32": (1, 1e-6), "int8": (2, 5e-3)}
 def try_placements(device: torch.device) -> list[dict[str, Any]]:
     """Return for each placement of the device's type whether it works here, and if not, why.
 
-    ``promised`` says that it should work: there is such a device, and it supports the placement.
+    ``promised`` says that it should work, as the machine supports it; ``default``, that a budget alone leads to it.
     """
-    return [
-        {"placement": name, "device": str(device), "ways": list(kind.ways) if kind.away else [], **_try(kind, device)}
-        for name, kind in ARENAS[device.type].items()
-    ]
+    tried = {name: {"placement": name, **_try(kind, device)} for name, kind in ARENAS[device.type].items()}
+    works = [kind.name for kind in candidates(None, device, NOTHING) if tried[kind.name]["works"]]
+    return [{**found, "default": works[:1] == [name]} for name, found in tried.items()]
 
 
 def _try(kind: type[Arena], device: torch.device) -> dict[str, Any]:
-    if device.type == "cuda" and not torch.cuda.is_available():
-        return {"promised": False, "works": False, "reason": "there is no CUDA device here"}
+    refusal = reason = ""
     try:
-        if refusal := kind.refusal(device):
-            return {"promised": False, "works": False, "reason": refusal}
-        _allocate_and_move(kind, device)
+        refusal = reason = kind.refusal(device)
+        if not refusal and not kind.plain:  # plain state is torch's own tensors
+            _allocate_and_move(kind, device)
     except Exception as error:  # any failure is a finding
-        return {"promised": True, "works": False, "reason": _words(error)}
-    return {"promised": True, "works": True, "reason": ""}
+        reason = _words(error)
+    ways = list(kind.ways) if kind.away else []
+    return {"ways": ways, "promised": not refusal, "works": not reason, "reason": reason}
 
 
 def _words(error: Exception) -> str:
@@ -53,67 +49,32 @@ def _allocate_and_move(kind: type[Arena], device: torch.device) -> None:
     """Write state, evict and fetch its pages, and raise RuntimeError if it does not read back as written."""
     expected = torch.arange(NUMEL, dtype=torch.float32, device=device)
     layout = lay_out([NUMEL], [4, 4], kind.granule, kind.stretch)
-    arena = None if kind.plain else kind(layout, device, layout.pages // 2 if kind.paged else layout.pages)
-    sections = [
-        torch.zeros_like(expected) if arena is None else arena.view(section, 0, expected, torch.float32)
-        for section in range(2)
-    ]
-    for sign, section in zip((1, -1), sections, strict=True):
-        section.copy_(sign * expected)
-    if arena is not None and kind.paged:
-        for resident in (0, layout.pages, layout.pages // 2):
-            arena.move(resident)
-    for sign, section in zip((1, -1), sections, strict=True):
-        if not torch.equal(section, sign * expected):
-            raise RuntimeError("state read back is not what was written")
+    arena = kind(layout, device, layout.pages // 2 if kind.paged else layout.pages)
+    sections = {sign: arena.view(section, 0, expected, torch.float32) for section, sign in enumerate((1, -1))}
+    for sign, state in sections.items():
+        state.copy_(sign * expected)
+    for resident in (0, layout.pages, layout.pages // 2) if kind.paged else ():
+        arena.move(resident)
+    if not all(torch.equal(state, sign * expected) for sign, state in sections.items()):
+        raise RuntimeError("state read back is not what was written")
 
 
 def try_step(device: torch.device) -> dict[str, Any]:
     """Compare steps of AdamW on the device with torch's. This compiles the kernels unless they are cached."""
-    for name, (steps, tolerance) in STEPS.items():
-        how = "" if name == "float32" else f" with state in {name}"
-        try:
-            error = _distance(device, name, steps)
-        except Exception as failure:
-            return {"works": False, "reason": _words(failure) + how}
-        if not error <= tolerance:
-            after = "one step" if steps == 1 else f"{steps} steps"
-            return {"works": False, "reason": f"parameters are {error:.2g} from torch's after {after}{how}"}
-    return {"works": True, "reason": ""}
-
-
-def _distance(device: torch.device, name: str, steps: int) -> float:
-    """Return how far parameters are from torch's after ``steps``, with state in the format of that name."""
     from ...optim import PagedAdamW
 
-    params = [torch.linspace(-1, 1, STEPPED, device=device).requires_grad_() for _ in range(2)]
-    for p in params:
-        p.grad = torch.linspace(1, 2, STEPPED, device=device)
-    given: Any = {"state_format": name}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for optimizer in (PagedAdamW([params[0]], lr=0.1, **given), torch.optim.AdamW([params[1]], lr=0.1)):
-            for _ in range(steps):
-                optimizer.step()
-    return (params[0] - params[1]).abs().max().item()
-
-
-def choices(device: torch.device, tried: list[dict[str, Any]], rates: Rates | None) -> list[dict[str, Any]]:
-    """Return an optimizer's defaults, as two dicts: without a budget and with one, each with the reason."""
-    found = {t["placement"]: t for t in tried if t["device"] == str(device)}
-    kinds = candidates(None, device, NOTHING)
-    works = [kind for kind in kinds if found[kind.name]["works"]]
-    near = "ordinary memory" if device.type == "cpu" else "the device"
-    later = ", until spill() or set_device_budget() moves it" if works else ""
-    why = f"without a budget all state stays in {near}{later}"
-    whole = {"device_budget": None, "placement": default_placement(device, ALL), "host_access": None, "why": why}
-    if not works:
-        why = "; ".join(f"{kind.name}: {found[kind.name]['reason']}" for kind in kinds)
-        return [whole, {"device_budget": "bytes", "placement": None, "host_access": None, "why": why}]
-    kind = works[0]
-    reasons = [f"the first that works of {', '.join(k.name for k in kinds)}" if len(kinds) > 1 else "the only one"]
-    reasons += [f"{k.name} does not work: {found[k.name]['reason']}" for k in kinds[: kinds.index(kind)]]
-    if len(kind.ways) > 1 and rates is not None:
-        reasons.append(f"the link moves {text_of_rate(rates.both)} staged, {text_of_rate(rates.in_place)} in place")
-    why = "; ".join(reasons)
-    return [whole, {"device_budget": "bytes", "placement": kind.name, "host_access": kind.ways[0], "why": why}]
+    for name, (steps, tolerance) in STEPS.items():
+        params = [torch.linspace(-1, 1, STEPPED, device=device).requires_grad_() for _ in range(2)]
+        for p in params:
+            p.grad = torch.linspace(1, 2, STEPPED, device=device)
+        given: Any = {"state_format": name}
+        try:
+            for each in (PagedAdamW([params[0]], lr=0.1, **given), torch.optim.AdamW([params[1]], lr=0.1)):
+                for _ in range(steps):
+                    each.step()
+        except Exception as failure:  # any failure is a finding
+            return {"works": False, "reason": f"{_words(failure)}, with state in {name}"}
+        if not (error := (params[0] - params[1]).abs().max().item()) <= tolerance:
+            reason = f"parameters are {error:.2g} from torch's after {steps} steps with state in {name}"
+            return {"works": False, "reason": reason}
+    return {"works": True, "reason": ""}

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ...common.units import text_of_bytes, text_of_seconds
+from ...common.units import text_of_bytes
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, default_placement
 from ..tables import results_table, say
@@ -49,8 +49,6 @@ def announcement(resident: TrainOptions, spilled: TrainOptions) -> str:
     device, budget = torch.device(spilled.device).type, spilled.budget
     if budget.auto:
         moved = "what has no room there"
-    elif budget.seconds is not None:
-        moved = f"as much as adds at most {text_of_seconds(budget.seconds)} to a step"
     else:
         moved = "all of it" if budget.everything or budget.nothing else f"all but {budget}"
     away = AWAY[ARENAS[device][str(spilled.placement)].away or "host"]

@@ -16,7 +16,6 @@ from ...common.units import text_of_bytes
 from ...formats.names import full_name
 from ...paging.budget import Budget
 from ...placements.choose import ARENAS, Arena, check_placement, default_placement
-from ...planning.affordable import Affordable
 from ...planning.estimate import estimate
 from ...planning.sizes import DEFAULT_SIZE, SIZES, Size, shapes
 from ...system.files import host
@@ -212,7 +211,6 @@ def check_state(options: TrainOptions, typed: Collection[str]) -> None:
     try:
         budget = options.budget
         budget.check_unit()
-        Affordable().load(budget)  # a budget may name a file of rates
         check_placement(options.placement, budget, None)
     except ValueError as error:
         raise UsageError(f"{text}: {error}") from error
@@ -244,6 +242,6 @@ def check_act(options: TrainOptions, kind: type[Arena], text: str) -> None:
     if not (kind.away and kind.keeps_budget):
         raise UsageError(f"{text}: no budget sends state of placement {kind.name} away; use another, or --no-spill")
     budget = options.budget
-    if not (budget.everything or budget.measured) and budget.of(options.state_bytes) == options.state_bytes:
+    if not (budget.everything or budget.auto) and budget.of(options.state_bytes) == options.state_bytes:
         size = text_of_bytes(options.state_bytes)
         raise UsageError(f"{text}: all state stays, it is {size}; use a smaller --device-budget, or --no-spill")

@@ -12,7 +12,6 @@ from ...formats.choice import Choice, Rounding, State
 from ...formats.floating import StateFormat, check_squares, chosen_format, format_of
 from ...formats.format import Format
 from ...placements.store import Store
-from ...planning.affordable import Affordable
 from ...rules import Rule
 from ...transports.choose import TransportOption
 from .clipping import ClippingOptimizer
@@ -56,9 +55,8 @@ class RuleOptimizer(ClippingOptimizer):
     preallocated: dict[torch.Tensor, dict[str, Any]]
     #: By number of a parameter: when it is first used in a forward, which is the order in which pages are updated.
     first_use: Mapping[int, int] = MappingProxyType({})
-    #: Where state lives; and what turns a budget given as a time into bytes that may be away.
+    #: Where state lives.
     store: Store
-    affordable: Affordable
     #: See :class:`~pagedopt.optim.options.Options`.
     state_format: StateFormat
     rounding: Rounding

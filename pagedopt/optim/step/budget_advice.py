@@ -25,13 +25,9 @@ def near_place(groups: Iterable[Group]) -> str:
 
 
 def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate:
-    """Estimate the optimizer with another budget, by the rule of its first group and its best way to spill.
-
-    Rates are those of a budget that is a time, if one was given; otherwise assumed ones, whose name says so.
-    """
+    """Estimate the optimizer with another budget, by assumed rates, the rule of its first group and its best way."""
     rule = optimizer.rule_of(optimizer.param_groups[0])
-    known, form = optimizer.affordable.known, optimizer.state_format
-    return estimate(optimizer.param_groups, rule=rule, state_format=form, device_budget=budget, rates=known)
+    return estimate(optimizer.param_groups, rule=rule, state_format=optimizer.state_format, device_budget=budget)
 
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
@@ -46,17 +42,15 @@ def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
     less = estimated(optimizer, budget)
     freed = text_of_bytes(max(0, here - less.by_place.get(near, 0)))
     text = f"state {holds} {text_of_bytes(here)} here; device_budget={budget!r} frees {freed}"
-    if cost := _cost(less, whole):
-        text += f" and costs about {cost[0]} a step {cost[1]}"
+    cost, machine = _cost(less, whole)
+    text += f" and costs about {cost} a step (rates of {machine})"
     movable = optimizer.store.moves(state_tensors(optimizer))
     return text + (f": set_device_budget({budget!r})" if movable else ", when the optimizer is made")
 
 
-def _cost(less: Estimate, whole: Estimate) -> tuple[str, str] | None:
-    """Return how much longer a step takes with ``less`` on the device, and by whose rates; None: no rates tell."""
-    if less.seconds is None or whole.seconds is None:
-        return None
-    return text_of_seconds(less.seconds - whole.seconds), f"(rates of {less.rates.machine})"
+def _cost(less: Estimate, whole: Estimate) -> tuple[str, str]:
+    """Return how much longer a step takes with ``less`` on the device, and by whose rates."""
+    return text_of_seconds((less.seconds or 0.0) - (whole.seconds or 0.0)), less.rates.machine  # assumed ones lack none
 
 
 def _round(nbytes: int) -> str:
@@ -93,10 +87,11 @@ def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
     text = f"{places} ({report.means}); a step now moves {text_of_bytes(2 * away)} "
     text += "to and from the file" if near == "host" else "over the link"
     try:
-        cost = _cost(estimated(optimizer, Budget.leaving(away)), estimated(optimizer, None))
+        whole = estimated(optimizer, None)
+        cost, machine = _cost(estimated(optimizer, Budget(max(0, whole.state_bytes - away))), whole)
     except (ValueError, TypeError, RuntimeError):  # from a user's own rule or format: logging must not fail for it
-        cost = None
-    return f"{text}, about {cost[0]} {cost[1]}" if cost else text
+        return text
+    return f"{text}, about {cost} (rates of {machine})"
 
 
 __all__ = ["advice", "near_place", "tell", "tell_made"]
