@@ -35,8 +35,7 @@ _MODULES = {
     ".launch.apply": ("multi_tensor_apply",),
     ".launch.device_table": ("DeviceTable",),
     ".planning.estimate": ("Estimate", "estimate"),
-    ".optim": ("MemoryReport", "PagedOptimizer", "Shadow", "run_with_room", "shadow",
-               *(entry.name for entry in OPTIMIZERS)),
+    ".optim": ("MemoryReport", "PagedOptimizer", "run_with_room", *(entry.name for entry in OPTIMIZERS)),
     ".optim.options": ("Options",),
     ".formats.choice": ("Moment",),
     ".tables.pointers": ("PointerTable",),
@@ -48,5 +47,7 @@ _UNLISTED = {".foreach_ops": (
     "foreach_add", "foreach_add_", "foreach_addcdiv", "foreach_addcdiv_", "foreach_addcmul", "foreach_addcmul_",
     "foreach_lerp", "foreach_lerp_", "foreach_mul", "foreach_mul_", "foreach_norm", "foreach_sqrt", "foreach_sqrt_",
 )}  # fmt: skip
+#: What is gone, and what to do instead.
+_GONE = {"shadow": "run examples/beside_torch.py of the repository, with your own model and options in it"}
 if not TYPE_CHECKING:  # with a module-level __getattr__, a type checker would accept any name
-    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES, _UNLISTED)
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES | _GONE, _UNLISTED)

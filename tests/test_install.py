@@ -174,7 +174,7 @@ def test_a_star_brings_classes_and_functions_alone() -> None:
     brought = {name: value for name, value in here.items() if name != "__builtins__"}
     assert not [name for name in brought if name.startswith("_")]
     assert all(callable(value) for value in brought.values())
-    assert {"PagedAdamW", "estimate", "shadow", "rule", "Options"} <= brought.keys()
+    assert {"PagedAdamW", "estimate", "run_with_room", "rule", "Options"} <= brought.keys()
     assert not [name for name in brought if name.startswith("foreach_")]
 
 

@@ -46,7 +46,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "registered": (
         "pagedopt/launch/apply.py", "pagedopt/launch/registered.py", "pagedopt/launch/scalars.py",
-        "pagedopt/optim/compiled.py", "pagedopt/optim/registered_step.py", "pagedopt/system/registered_ops.py",
+        "pagedopt/system/registered_ops.py",
     ),
     "capture": (
         "pagedopt/optim/step/captured.py", "pagedopt/optim/step/device_numbers.py", "pagedopt/launch/device_step.py",

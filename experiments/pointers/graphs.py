@@ -1,7 +1,6 @@
-"""What does a replay of a CUDA graph cost through each transport, is its table its own, and what does it refuse?
+"""What does a replay of a CUDA graph cost through each transport, and is its table its own?
 
-Answer (H200, 2026-11): 5 to 22 µs of the host; it reads the addresses of its capture whatever happens to the ring, and
-a guarded one refuses lists that have moved since.
+Answer (H200, 2026-11): 5 to 22 µs of the host; it reads the addresses of its capture whatever happens to the ring.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Case, Row, Rows, Run, Text, times
+from experiments.lab import Case, Row, Run, times
 from experiments.works import ways
 from experiments.works.tiny_lists import TRANSPORTS, Lists
 from pagedopt.transports.transport import Transport
@@ -23,18 +22,17 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per transport and count: one launch is captured, checked, and replayed."""
     for count in ways.each_count(run, (10, 1000, 16384)):
         work = Lists(1, count, run.device)
-        said, cases = {}, []
+        cases = []
         found = ways.ways(run, TRANSPORTS, work)  # kept until the last replay: a captured table is its transport's
         for name, way in found.items():
             assert way is not None
             with run.attempt(f"graph through {name} at {count:,} tensors", (RuntimeError, MemoryError)):
                 replay = captured(work, way, name)
-                said[name] = refused(work, name)
                 cases.append(Case(name, replay, repeats=20))
         timings = run.measure(cases)
         work.check("after replays")
         for name, timing in timings.items():
-            yield {"count": count, "way": name, **said[name], **timing}
+            yield {"count": count, "way": name, **timing}
 
 
 def captured(work: Lists, way: Transport, name: str) -> Callable[[], None]:
@@ -61,35 +59,4 @@ def captured(work: Lists, way: Transport, name: str) -> Callable[[], None]:
     return replay
 
 
-def refused(work: Lists, name: str) -> dict[str, str]:
-    """What a guarded replay says to a list that was rewritten, and to a tensor that moved."""
-    guarded = work.sweep.capture({"by": 1.0})
-    guarded.replay(work.tensors)
-    work.total[work.active] += 1.0
-    moved = [[*tensors[:-1], tensors[-1].clone()] for tensors in work.tensors]
-    work.rewrite()
-    rewritten = refusal(guarded.replay)
-    work.rewrite()
-    found = {"rewritten": rewritten, "moved": refusal(lambda: guarded.replay(moved))}
-    work.check(f"{name}: after the refused replays")
-    return found
-
-
-def refusal(replay: Callable[[], None]) -> str:
-    """The error a replay raises, which it must."""
-    try:
-        replay()
-    except RuntimeError as error:
-        return str(error)
-    raise AssertionError("a replay over moved tensors was not refused")
-
-
-def refusals(rows: Rows) -> str | None:
-    """What refused replays say."""
-    said = dict.fromkeys(row[key] for row in rows for key in ("rewritten", "moved"))
-    quoted = "\n".join(f"> {text}" for text in list(said)[:2])
-    return f"Refused replays say:\n\n{quoted}" if quoted else None
-
-
 TABLES = [ways.on_grid("replay of a CUDA graph with one step: host / GPU / wall µs", times)]
-TEXTS = [Text("graphs", refusals)]

@@ -57,12 +57,9 @@ __device__ __forceinline__ unsigned warp_max(unsigned value) {
 // Whether a number is not 0 in any lane. All lanes go the same way then, and what is rare costs a jump.
 __device__ __forceinline__ bool warp_any(unsigned number) { return __any_sync(0xffffffffu, number != 0); }
 
-// 2^23 plus byte k of `word`, and 2^23 plus its half k: one instruction, where a conversion is four times as slow.
+// 2^23 plus byte k of `word`: one instruction, where a conversion is four times as slow.
 __device__ __forceinline__ float byte_beside(unsigned word, int k) {
     return __uint_as_float(__byte_perm(word, 0x4b000000u, 0x7440 + k));
-}
-__device__ __forceinline__ float half_beside(unsigned word, int k) {
-    return __uint_as_float(__byte_perm(word, 0x4b000000u, k ? 0x7432 : 0x7410));
 }
 
 // The lowest bytes of four words.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,6 @@ from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
 from .factor import Factor
-from .graph import CapturedSweep
 from .stored import stored_of
 
 Scalars = Mapping[str, float]
@@ -280,17 +278,6 @@ class Sweep:
             kernel = cuda.multi_tensor_kernel(self.rule, self.formats, per_chunk, kind, index, self.blocks, scaled)
             self._kernel = kind, kernel
         return kernel
-
-    def capture(self, scalars: Scalars) -> CapturedSweep:
-        """Capture one :meth:`run` with these scalars into a CUDA graph of its own (see :class:`CapturedSweep`).
-
-        Raises:
-            ValueError: the tensors are not on a CUDA device.
-        """
-        if self.device.type != "cuda":
-            raise ValueError(f"a CUDA graph needs CUDA tensors; these are on {self.device}")
-        self.prepare()
-        return CapturedSweep(self.table, functools.partial(self.run, scalars))
 
 
 def _beside(sets: Sets, numbers: float | Sequence[float]) -> Sets:

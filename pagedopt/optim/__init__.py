@@ -12,15 +12,12 @@ if TYPE_CHECKING:
     from .base import PagedOptimizer as PagedOptimizer
     from .registry import *  # noqa: F403
     from .tools.run_with_room import run_with_room as run_with_room
-    from .tools.shadow import Shadow as Shadow
-    from .tools.shadow import shadow as shadow
 else:  # type checkers must not see this __getattr__: they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "..placements.memory_report": ("MemoryReport",),
             ".base": ("PagedOptimizer",),
-            ".tools.shadow": ("Shadow", "shadow"),
             ".tools.run_with_room": ("run_with_room",),
             **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
         },

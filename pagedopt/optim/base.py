@@ -17,10 +17,9 @@ from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
 from ..rules import Rule
-from ..system.internals import dynamo_is_at_work, opaque
+from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
-from .compiled import Traceable, put_into_graph
 from .keys import check_defaults, check_group_keys, keys_read, warn_of_unread
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
@@ -50,7 +49,7 @@ def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @documented
-class PagedOptimizer(Traceable, SavingOptimizer):
+class PagedOptimizer(SavingOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -126,8 +125,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         ``.data`` that is a view of itself).
 
         A step that repeats the last one is one compiled call, unless the environment has ``PAGEDOPT_LOOK=python``.
-        In a function that ``torch.compile`` traces it is one operator of the graph, or a graph break where that could
-        not be (see :func:`~pagedopt.optim.compiled.put_into_graph`).
+        In a function that ``torch.compile`` traces it is a graph break; with ``fullgraph=True`` torch raises there.
 
         Args:
             closure: computes the loss again and returns it.
@@ -151,10 +149,10 @@ class PagedOptimizer(Traceable, SavingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not dynamo_is_at_work():
+        if dynamo_is_at_work():
+            self._step_outside_of_graphs()
+        else:
             self._step()
-        elif not (torch.compiler.is_dynamo_compiling() and put_into_graph(self)):
-            self._opaque_step()
         return loss
 
     @locked
@@ -172,6 +170,7 @@ class PagedOptimizer(Traceable, SavingOptimizer):
 
     def _patch_step_function(self) -> None:
         """Put torch's hooks around the class's step, as torch does, and the compiled call in front of them."""
+        keep_capturable(PagedOptimizer)
         before = type(self).step
         super()._patch_step_function()
         if before is _step and type(self).step is not before:  # not if somebody has replaced it
@@ -183,7 +182,9 @@ class PagedOptimizer(Traceable, SavingOptimizer):
             others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
             return not others and vars(self).keys().isdisjoint(SCALING) and self._quick.take(self)
 
-    _opaque_step = opaque(_step)  # torch.compile must not trace it
+    _step_outside_of_graphs = breaks_graph(
+        _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"
+    )
 
     def _prepare(self) -> PreparedStep:
         """Prepare a step from state and groups as they are now: all checks and allocations, but no launch."""

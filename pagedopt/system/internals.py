@@ -5,9 +5,10 @@ Those that compare tensors are in :mod:`.compare_tensors`.
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.overrides
@@ -36,35 +37,35 @@ def dynamo_is_at_work() -> bool:
     return torch.compiler.is_dynamo_compiling() or _callback is None or _callback() is not None
 
 
-def traced_as_constant(function: Call) -> Call:
-    """Decorate a method: Dynamo calls it while it traces, and puts what it returns into the code.
+def breaks_graph(function: Call, why: str) -> Call:
+    """Return the function for code that Dynamo traces: its graph breaks there, and ``fullgraph=True`` raises ``why``.
 
-    As ``torch.compiler.assume_constant_result``, which imports Dynamo.
+    As ``torch.compiler.disable(function, reason=why)``, which imports Dynamo.  torch 2.6 does not tell the reason.
     """
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
+    untraced: Any = opaque(function)
+    untraced._torchdynamo_disable, untraced._torchdynamo_disable_msg = True, why
+    return cast(Call, untraced)
 
 
-def changed_while_traced(obj: object) -> bool:
-    """Return whether code that Dynamo is tracing has changed an object; True if torch does not tell.
+@functools.cache
+def keep_capturable(optimizers: type) -> None:
+    """Keep Dynamo from setting ``capturable`` in the groups of these optimizers.
 
-    Dynamo carries such a change out behind the graph, so an operator in the graph does not see it.
+    It sets the flag in all groups that it reads, for steps that it traces, as torch's.
     """
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
+        from torch._dynamo.variables.optimizer import OptimizerVariable
 
-        effects: Any = InstructionTranslator.current_tx().output.side_effects
-        return obj in effects and bool(effects.is_modified(effects[obj]))
-    except (ImportError, AttributeError, KeyError, AssertionError):
-        return True
+        sets = OptimizerVariable._set_capturable
+    except (ImportError, AttributeError):
+        return
 
+    @functools.wraps(sets)
+    def set_capturable(self: Any, tx: Any) -> None:
+        if not isinstance(self.value, optimizers):
+            sets(self, tx)
 
-def known_to_fakes(mode: Any, tensor: torch.Tensor) -> bool:
-    """Return whether a graph that is traced in this ``FakeTensorMode`` reads a tensor; False if torch does not tell."""
-    try:
-        return mode.fake_tensor_converter._get_memo(tensor) is not None
-    except AttributeError:
-        return False
+    OptimizerVariable._set_capturable = set_capturable  # type: ignore[method-assign]
 
 
 def in_fake_mode() -> bool:

@@ -16,11 +16,6 @@ from ..system.internals import shard_of
 _BASE_CLASSES = (torch.Tensor, torch.nn.Parameter)
 
 
-def is_base_class(tensor: object) -> bool:
-    """Return whether ``tensor`` is a ``torch.Tensor`` or a ``Parameter``, and of no subclass."""
-    return type(tensor) in _BASE_CLASSES
-
-
 def is_sharded(tensor: object) -> TypeGuard[Any]:
     """Return whether ``tensor`` is a DTensor, in any placement."""
     if type(tensor) in _BASE_CLASSES:

@@ -109,6 +109,20 @@ def test_the_example_of_overlap_hides_pages(tmp_path: Path) -> None:
     assert "plain=Counter()" in said
 
 
+@pytest.mark.parametrize(("options", "nearer", "farther"), [("", 1e-6, 0), ("--state-format int8", 0.02, 1e-4)])
+def test_the_example_beside_torch_says_how_far_they_are_apart(
+    options: str, nearer: float, farther: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["beside_torch.py", "--device-budget", "0", *options.split()])
+    said = here("beside_torch", capfd)
+    apart, theirs, ours, moved = map(float, re.findall(r"(?<= )\d[\d.e-]+(?=\n| apart| and| at most)", said)[:4])
+    assert farther < apart < nearer
+    assert farther < ours < nearer
+    assert 0 < theirs < 1e-6
+    assert moved > 0.05
+    assert "file" in said
+
+
 def test_examples_are_short() -> None:
     assert not [path.name for path in EXAMPLES.glob("*.py") if len(path.read_text().splitlines()) > 60]
 

@@ -13,7 +13,6 @@ from experiments.boxes import epilogues, opaque, pasted
 from experiments.harness.rows import Rows
 from experiments.harness.time import series
 from experiments.operators import lies, told
-from experiments.step import compiled_step
 from experiments.works import judged_lies, list_operators, muladd, pasted_cases, pasted_text, planted_lies
 from experiments.works.list_operators import CUSTOM_OP, DIRECT, EXTENSION, OURS
 from experiments.works.muladd_used import CALLED, COMPILED, DIFFERENTIATED, EXPORTED, TRAINED, USES
@@ -42,13 +41,6 @@ def test_toys_of_black_boxes_are_measured_on_a_cpu(tmp_path: Path) -> None:
     assert list(found["parts"]) == ["pasted", "opaque"]
     assert any("Triton, CUDA C++: need a GPU" in line for line in found["left_out"])
     assert any("epilogues: needs a GPU" in line for line in found["left_out"])
-
-
-@pytest.mark.long
-def test_toys_of_the_compiled_step_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    (part,) = run_quick("compiled_step", tmp_path)["parts"].values()
-    assert [row["case"] for row in part["rows"]] == [compiled_step.EAGER, *compiled_step.BACKENDS]
-    assert all(row["same"] for row in part["rows"])
 
 
 # --- told
@@ -150,27 +142,6 @@ def test_every_way_registers_an_operator_that_writes_its_first_list() -> None:
     assert list_operators.lines_of(DIRECT) < list_operators.lines_of(CUSTOM_OP) < list_operators.lines_of(EXTENSION)
 
 
-# --- the compiled step
-
-
-def test_a_step_with_other_bits_copies_or_graphs_is_seen() -> None:
-    times = {clock: series([10.0], clock) for clock in ("host", "wall")}
-    row = {
-        "case": compiled_step.EAGER,
-        "tensors": 4,
-        "device": "cpu",
-        "graphs": 0,
-        "copies": None,
-        "same": True,
-        **times,
-    }
-    good = {**row, "case": "inductor", "graphs": 1, "copies": 0}
-    assert set(verdicts("compiled_step", "compiled_step", [row, good]).values()) == {True}
-    for bad in ({"same": False}, {"copies": 1}, {"graphs": 2}):
-        met = verdicts("compiled_step", "compiled_step", [row, {**good, **bad}])
-        assert sum(not value for value in met.values()) == 1
-
-
 # --- black boxes
 
 
@@ -226,5 +197,5 @@ def test_kernels_that_the_setting_saves() -> None:
 
 
 def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [judged(name, "cpu") for name in ("custom_op", "compiled_step", "black_boxes")] == [5, 3, 7]
+    assert [judged(name, "cpu") for name in ("custom_op", "black_boxes")] == [5, 7]
     regenerated("custom_op", tmp_path, monkeypatch)

@@ -14,7 +14,6 @@ from optim_support import ADAMW, step_on_ones
 from spill_support import everything, same, steps, trained
 from tiny_training import interrupted_behind, result
 
-import pagedopt
 from pagedopt import PagedAdamW, estimate, run_with_room
 from pagedopt.commands.main import main
 from pagedopt.commands.train.checkpoint import CHECKSUM
@@ -154,32 +153,6 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
     del caught
     opt.set_device_budget("128MiB")
     assert batch() == 160 * MiB
-
-
-# ---- beside torch ----
-
-
-SHADOWS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 0, "host_access": "in_place"}]
-
-
-@pytest.mark.parametrize("options", SHADOWS, ids=str)
-def test_the_shadow_of_an_optimizer_leaves_no_trace(options: Any) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(1000, 3000), torch.nn.Dropout(), torch.nn.Linear(3000, 10)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, fused=True)
-    batches = [torch.randn(32, 1000, device="cuda") for _ in range(4)]
-    model(batches[0]).square().mean().backward()
-    optimizer.step()
-    before, random = everything(list(model.parameters()), optimizer), torch.cuda.get_rng_state()
-    seen = pagedopt.shadow(model, optimizer, batches, loss=lambda net, batch: net(batch).square().mean(), **options)
-    assert same(everything(list(model.parameters()), optimizer), before)
-    assert torch.equal(torch.cuda.get_rng_state(), random)
-    assert seen.losses[0][0] == seen.losses[1][0]
-    assert 0 <= seen.difference < 1e-5
-    assert all(t > 0 for t in seen.seconds)
-    state = 8 * sum(p.numel() for p in model.parameters())
-    assert seen.state_bytes[0] >= state
-    assert (seen.saved_bytes == pytest.approx(state, rel=0.01)) == (options.get("host_access") == "in_place")
 
 
 # ---- the program ----

@@ -121,7 +121,6 @@ static inline unsigned warp_max(unsigned value) {
 }
 static inline bool warp_any(unsigned number) { return warp_max(number) != 0; }
 static inline float byte_beside(unsigned word, int k) { return 8388608.0f + (word >> 8 * k & 255); }
-static inline float half_beside(unsigned word, int k) { return 8388608.0f + (word >> 16 * k & 65535); }
 static inline unsigned lowest_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
     return (a & 255) | (b & 255) << 8 | (c & 255) << 16 | (d & 255) << 24;
 }

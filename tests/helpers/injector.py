@@ -1,7 +1,8 @@
 """Signals at a line of the package, and failures of what it calls: one shot, then the verdict is the test's.
 
 A signal is a real one, raised where the N-th line of the package's own files begins, in the thread that runs them; what
-its handler raises rises there.  A failure is an exception in the place of what a call returns: the call has been made.
+its handler raises rises there.  A failure is an exception in the place of what a call returns that can fail, as it asks
+for memory, the system or a driver: the call has been made.
 """
 
 from __future__ import annotations
@@ -23,8 +24,16 @@ import pagedopt
 PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 #: Files of the package whose functions stand for one call to the system or the driver each.
 WRAPPERS = (PACKAGE + "system/files/libc.py", PACKAGE + "system/cuda/driver.py")
-#: Modules whose functions may fail: those of the system, torch and NumPy.
-FALLIBLE = {"torch", "numpy", "posix", "os", "mmap", "fcntl", "shutil", "io", "_io", "ctypes", "_ctypes"}
+#: Modules whose functions ask the system.
+SYSTEM = {"posix", "os", "mmap", "fcntl", "shutil", "io", "_io", "ctypes", "_ctypes"}
+#: Functions of torch and NumPy that need memory.  What else these do is not made to fail, but for what is on a GPU.
+ALLOCATING = {
+    "arange", "array", "ascontiguousarray", "astype", "cat", "clone", "concatenate", "copy", "copy_", "cumsum", "diff",
+    "empty", "empty_like", "flatnonzero", "full", "isin", "nonzero", "ones", "repeat", "searchsorted", "setdiff1d",
+    "stack", "to", "unique", "where", "zeros", "zeros_like",
+}  # fmt: skip
+#: Functions of the system that only tell.
+TELLING = {"getpid", "fspath"}
 #: These fail before they are made: what they return would be nobody's.
 OPENING = {"open", "dup", "pipe", "memfd_create"}
 
@@ -138,14 +147,23 @@ def _is_fallible(frame: FrameType, event: str, argument: Any) -> bool:
     name = frame.f_code.co_filename
     if event in ("c_call", "c_return"):
         moment = "c_call" if getattr(argument, "__name__", "") in OPENING else "c_return"
-        return event == moment and name.startswith(PACKAGE) and _module(argument) in FALLIBLE
+        called = str(getattr(argument, "__qualname__", ""))
+        return event == moment and name.startswith(PACKAGE) and _can_fail(_module(argument), called)
     if event != "return":
         return False
     if name in WRAPPERS:
         return not frame.f_code.co_name.startswith(("_", "<"))
     caller = frame.f_back
     called_by_us = caller is not None and caller.f_code.co_filename.startswith(PACKAGE)
-    return called_by_us and str(frame.f_globals.get("__name__")).partition(".")[0] in FALLIBLE
+    return called_by_us and _can_fail(str(frame.f_globals.get("__name__")), frame.f_code.co_name)
+
+
+def _can_fail(module: str, name: str) -> bool:
+    """Whether a function asks for memory, the system or a driver."""
+    first, last = module.partition(".")[0], name.rpartition(".")[-1]
+    if first in ("torch", "numpy"):
+        return last in ALLOCATING or module.startswith("torch.cuda") or "cuda" in name.lower()
+    return first in SYSTEM and last not in TELLING
 
 
 def _module(function: Any) -> str:

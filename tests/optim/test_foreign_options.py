@@ -85,6 +85,11 @@ def test_those_that_people_look_for_are_there() -> None:
     assert not set(NAMES) & set(pagedopt.__all__)  # no class pretends
 
 
+def test_what_is_gone_is_answered_with_what_to_run() -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'shadow': run examples/beside_torch\.py"):
+        pagedopt.shadow(None, None, [])  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("wrong", "right"), [("PagedAdamw", "PagedAdamW"), ("foreach_ad", "foreach_add")])
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
     text = rf"^module 'pagedopt' has no attribute '{wrong}'; did you mean {right}\?$"

@@ -12,6 +12,7 @@ import torch
 from optim_support import same
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt.optim.step.update import Update
 from pagedopt.placements import store as stores
 from tests.outside.nadam import NAdam
 
@@ -132,6 +133,32 @@ def test_a_step_that_fails_before_it_begins_gives_it_back(monkeypatch: pytest.Mo
     assert not optimizer.state
     assert {id(t) for entry in optimizer.preallocated.values() for t in entry.values()} == held
     train(params, optimizer)
+
+
+def test_state_of_a_step_that_failed_in_the_middle_is_not_taken_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = [torch.nn.Parameter(torch.ones(5, dtype=dtype)) for dtype in (torch.float32, torch.float64)]
+    optimizer = PagedAdamW(params, lr=0.1, preallocate=True)
+    empty = optimizer.state_dict()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    launched: list[Update] = []
+
+    def fail(self: Update, arenas: Any) -> None:
+        if launched:
+            raise MemoryError("the second")
+        launched.append(self)
+        launch(self, arenas)
+
+    launch = Update.launch
+    with monkeypatch.context() as patch:
+        patch.setattr(Update, "launch", fail)
+        with pytest.raises(MemoryError, match="the second"):
+            optimizer.step()
+    assert "failed in the middle" in optimizer.damaged
+    optimizer.load_state_dict(empty)
+    optimizer.step()
+    assert [[float(t.max()) for t in optimizer.state[p].values()] for p in params] == [
+        pytest.approx([1, 0.1, 0.001])] * 2  # fmt: skip
 
 
 def test_where_there_is_no_room_there_is_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:

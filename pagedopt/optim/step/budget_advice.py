@@ -19,7 +19,7 @@ from .members import state_tensors
 LITTLE = 1 << 20
 
 
-def near_place(groups: Iterable[Group]) -> str:
+def _near_place(groups: Iterable[Group]) -> str:
     """Return where resident state of these parameters lies: ``device``, or ``host`` for parameters on a CPU."""
     return "device" if any(p.is_cuda for group in groups for p in group["params"]) else "host"
 
@@ -32,7 +32,7 @@ def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:
     """Return in words what a smaller budget frees and costs; ``by_place`` is empty before there is state."""
-    near = near_place(optimizer.param_groups)
+    near = _near_place(optimizer.param_groups)
     whole = estimated(optimizer, None)
     here = by_place.get(near, 0) if by_place else whole.state_bytes
     holds = "holds" if by_place else "will hold"
@@ -79,7 +79,7 @@ def tell_made(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = (), by: s
 def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
     """Return bytes by place and what a step moves for them, in words."""
     report = optimizer.store.planned([*state_tensors(optimizer), *map(local, made)])
-    near = near_place(optimizer.param_groups)
+    near = _near_place(optimizer.param_groups)
     places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items() if nbytes)
     away = sum(nbytes for place, nbytes in report.by_place.items() if place != near)
     if not away:
@@ -94,4 +94,4 @@ def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
     return f"{text}, about {cost} (rates of {machine})"
 
 
-__all__ = ["advice", "near_place", "tell", "tell_made"]
+__all__ = ["advice", "tell", "tell_made"]

@@ -20,7 +20,7 @@ from .bucket import Bucket
 from .changes import KnownObjects
 from .device_numbers import DeviceNumbers
 from .factor import StepFactor, factor_of
-from .launches import put_state, take_state_back
+from .launches import put_state
 from .members import Member, Members, members
 from .plan import Plan
 from .update import Update
@@ -180,15 +180,11 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
         computed = None if factor is None else factor.prepare(optimizer)
         with Uninterrupted(gives_way=True), plan.ready.held:
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
-            try:
-                if computed is not None:
-                    computed.launch(optimizer, (), ())
-                put_state(optimizer, plan.fresh)
-                for _, _, update in launches:
-                    update.launch(plan.ready.arenas)
-            except BaseException:
-                take_state_back(optimizer, plan.fresh)
-                raise
+            if computed is not None:
+                computed.launch(optimizer, (), ())
+            for _, _, update in launches:
+                update.launch(plan.ready.arenas)
+            put_state(optimizer, plan.fresh)
     return captured
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
@@ -100,16 +100,16 @@ class PreparedStep(NamedTuple):
                     updates = self.updates
                     if self.factor is not None:  # first: a step under the forward forks from the current stream then
                         updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
-                    if self.fresh and updates:  # a first step that is left out leaves no state, as torch's default
-                        put_state(self.optimizer, self.fresh)
                     if launch is not None and updates:
                         launch(self if updates is self.updates else self._replace(updates=updates))
                     else:
                         for update in updates:
                             update.launch(arenas)
+                    if updates:  # a first step that is left out leaves no state, as torch's default
+                        put_state(self.optimizer, self.fresh)
                 except BaseException:
-                    if self.fresh and not self._begun():
-                        take_state_back(self.optimizer, self.fresh)
+                    if self._begun():  # it may hold new values: the next step must not take it for state of zeros
+                        put_state(self.optimizer, self.fresh)
                     raise
         return self.launches
 
@@ -185,18 +185,4 @@ def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
         for name, value in member.entry.items():
             if entry.get(name) is None or name in member.moved:
                 entry[name] = value
-    for member in fresh:
         optimizer.preallocated.pop(member.param, None)
-
-
-def take_state_back(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
-    """Undo :func:`put_state`, after a step that has launched nothing."""
-    for member in fresh:
-        entry: dict[str, Any] = optimizer.state.get(member.param, {})
-        for name in member.missing:
-            entry.pop(name, None)
-        entry.update(member.moved)
-        if not entry:
-            optimizer.state.pop(member.param, None)
-        if optimizer.preallocate:
-            optimizer.preallocated[member.param] = {name: member.entry[name] for name in member.missing}
