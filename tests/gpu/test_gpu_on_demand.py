@@ -12,12 +12,9 @@ import torch
 from gpu_support import NEEDED, settled
 from optim_support import ADAMW, step_on_ones
 from spill_support import everything, same, steps, trained
-from tiny_training import interrupted_behind, result
 
 import pagedopt
 from pagedopt import PagedAdamW, Rates, estimate, run_with_room
-from pagedopt.commands.main import main
-from pagedopt.commands.train.checkpoint import CHECKSUM
 from pagedopt.placements import choose
 
 pytestmark = [*NEEDED, pytest.mark.exclusive]
@@ -202,21 +199,3 @@ def test_the_shadow_of_an_optimizer_leaves_no_trace(options: Any) -> None:
     state = 8 * sum(p.numel() for p in model.parameters())
     assert seen.state_bytes[0] >= state
     assert (seen.saved_bytes == pytest.approx(state, rel=0.01)) == (options.get("host_access") == "in_place")
-
-
-# ---- the program ----
-
-
-def test_a_checkpoint_of_a_gpu_is_gone_on_from(tmp_path: Path) -> None:
-    """With its checksum.  The losses agree as far as a backward pass on a GPU agrees with itself."""
-    common = ("train", "--size", "tiny", "--device", "cuda", "--device-budget", "50%", "--steps", "16")
-    whole, half = tmp_path / "whole", tmp_path / "half"
-    assert main([*common, "--out", str(whole)]) == 0
-    with interrupted_behind(9):
-        assert main([*common, "--out", str(half)]) == 130
-    assert CHECKSUM in torch.load(half / "checkpoint.pt", weights_only=True, map_location="cpu")
-    assert main(["train", "--resume", str(half / "checkpoint.pt")]) == 0
-    one, other = (result(folder)["optimizers"] for folder in (whole, half))
-    assert one.keys() == other.keys() == {"paged", "torch"}
-    for kind in one:
-        assert other[kind]["losses"] == pytest.approx(one[kind]["losses"], rel=0.02)
