@@ -212,7 +212,7 @@ BAD_VALUES = {
     ("--device-budget", "50"): "50 bytes hold no page; did you mean '50%' or '50GiB'?",
     ("--device-budget", "150%"): "device_budget is '150%'",
     ("--out", "/dev/null/x"): "--out /dev/null/x: cannot be written to (Not a directory); name another folder",
-    ("--out", "/proc/x"): "--out /proc/x: cannot be written to (",
+    ("--out", "/proc"): "--out /proc: cannot be written to (",
 }
 
 
