@@ -136,7 +136,7 @@ def test_where_no_rates_come_from_it_is_refused_with_the_reason(name: str, reaso
     for refuse in (*making, optimizer.set_device_budget, fresh.set_device_budget):
         with pytest.raises(ValueError, match=rf"device_budget is '{wrong}', and no rates come from there .*{reason}"):
             refuse(device_budget=wrong)
-    assert main(["train", "--size", "tiny", "--device", "cpu", "--device-budget", wrong]) == 2
+    assert main(["train", "--device", "cpu", "--out", str(tmp_path), "--device-budget", wrong]) == 2
     assert optimizer.store.budget.said == "50%"
 
 

@@ -76,13 +76,13 @@ def line_up(entry: Entry, budget: str, state_format: str | None, size: Size, dev
     factor, arguments = RECIPES.get(entry.module, (1.0, {}))
     given: dict[str, Any] = {"lr": factor * size.lr, **arguments}
     ours = {**given, "state_format": state_format, "preallocate": True}
-    all_three: list[tuple[str, Any, dict[str, Any]]] = [
+    lined_up: list[tuple[str, Any, dict[str, Any]]] = [
         (entry.name, entry.optimizer, ours),
         (f"{entry.name}, {budget}", entry.optimizer, {**ours, "device_budget": budget}),
     ]
     if theirs := entry.torch:
-        all_three.insert(0, (f"torch {theirs.__name__}", theirs, {**given, "fused": True}))
+        lined_up.insert(0, (f"torch {theirs.__name__}", theirs, {**given, "fused": True}))
     try:
-        return [Contender(*each, size, device) for each in all_three]
+        return [Contender(*each, size, device) for each in lined_up]
     except ValueError as error:  # it names the option
         raise UsageError(str(error)) from error

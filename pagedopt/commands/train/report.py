@@ -41,7 +41,7 @@ def draw(path: Path, contenders: Sequence[Contender]) -> str:
     curves, bars = figure.subplots(1, 2, width_ratios=[3, 2])
     state = [contender.state_bytes() for contender in contenders]
     for contender, width in zip(contenders, (7, 4, 1), strict=False):  # the curves lie on each other
-        curves.plot(contender.losses, linewidth=width, label=contender.name)
+        curves.plot(range(1, len(contender.losses) + 1), contender.losses, linewidth=width, label=contender.name)
     beneath = [0.0] * len(state)
     for place, color in PLACES.items():
         heights = [by_place[place] / 2**20 for by_place in state]

@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     for _, sentence in answers:
         tables.say(console, sentence)
     with writing(args.out):
-        tables.say(console, draw(args.out / "train.png", contenders), whole=True)
+        where = draw(args.out / "train.png", contenders)
+    tables.say(console, where, whole=True)
     return 0 if all(agree for agree, _ in answers) else 1
 
 
