@@ -175,7 +175,7 @@ def options(parser: Any) -> None:
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per optimizer, decay and code."""
-    text = load_corpus(SIZE.block).train
+    text = load_corpus(SIZE.block)
     for family in run.each(RATES):
         yield from trained(run, text, family)
 

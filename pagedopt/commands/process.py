@@ -6,12 +6,10 @@ import atexit
 import contextlib
 import errno
 import os
-import shlex
 import signal
 import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn, TypeVar
 
 INTERRUPTED = 130
@@ -107,12 +105,4 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def this_python() -> str:
-    """Return the running interpreter, quoted for a shell, and relative to the current folder if it lies below it."""
-    path = Path(sys.executable)
-    if path.is_relative_to(here := Path.cwd()) and path.parent != here:
-        path = path.relative_to(here)
-    return shlex.quote(str(path))
-
-
-__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "process", "this_python"]
+__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "process"]

@@ -1,18 +1,10 @@
-"""Numbers of runs and experiments: the spread of samples, JSON without NaN, and an empty figure."""
+"""Results of training and experiments: JSON without NaN, and an empty figure."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
-
-
-def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Return ``p10``, ``median`` and ``p90`` of at least one sample, in its unit."""
-    return dict(zip(("p10", "median", "p90"), np.percentile(samples, (10, 50, 90)).tolist(), strict=True))
 
 
 def as_json(content: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from command_line import Program
-from tiny_training import TINY
+
+from pagedopt.planning.sizes import DEFAULT_SIZE
 
 
 @pytest.fixture
@@ -13,6 +14,7 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Program:
 
 
 @pytest.fixture
-def train_tiny(capsys: pytest.CaptureFixture[str]) -> Program:
+def train_tiny(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
     """Runs that take a second."""
-    return Program(capsys, *TINY)
+    monkeypatch.setitem(DEFAULT_SIZE, "cpu", "tiny")
+    return Program(capsys, "train", "--device", "cpu", "--threads", "1")

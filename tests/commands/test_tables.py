@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from experiments.harness import show
 from pagedopt.commands import tables
-from pagedopt.commands.train import progress_report, spill
+from pagedopt.commands.train import report
+
+
+def shown(width: int, *contenders: Any) -> list[str]:
+    """The lines of what `train` says of contenders, without the head."""
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(report.table(contenders, tokens=500))
+    return [line for line in captured.get().splitlines() if line.startswith("│")]
+
+
+def contender(**places: int) -> Any:
+    """One of twelve steps, of which the last ten have other losses than the first."""
+    return SimpleNamespace(
+        name="PagedAdamW, 25%", losses=[5.0, 4.0, *[2.0, 3.0] * 5], step_ms=[900.0, 20.0, 30.0],
+        optimizer_ms=[70.0, 3.0, 4.0], state_bytes=lambda: Counter(places),
+    )  # fmt: skip
+
+
+def test_a_row_is_of_late_losses_and_of_medians() -> None:
+    rows = shown(120, contender(host=12 << 20), contender(host=5 << 20, file=7 << 20))
+    cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
+    measured = ["PagedAdamW, 25%", "2.5000", "16,667", "4.00"]
+    assert cells == [[*measured, "12.0 MiB", "0 B"], [*measured, "5.00 MiB", "7.00 MiB"]]
 
 
 def test_tables_keep_their_units_on_60_columns() -> None:
-    times = {"median": 123.45, "p10": 123.4, "p90": 125.3}
-    places = {"host": 13 << 20, "file": 22 << 30}
-    ours = {
-        "optimizer": "PagedAdamW", "final_train_loss": 1.2345, "validation_loss": 1.2345, "tokens_per_second": 123456.7,
-        "optimizer_step_ms": times, "whole_step_ms": times, "state_bytes": places, "state": "resident",
-        "measured_bytes": places, "losses": [1.2345], "queued": False,
-    }  # fmt: skip
-    for table in (progress_report.table, spill.table):
-        words = []
-        for width in (60, 300):
-            console = Console(width=width)
-            with console.capture() as captured:
-                console.print(table([ours, ours]))
-            rows = [line for line in captured.get().splitlines() if line.startswith("│")]
-            assert all(len(row) <= width for row in rows)
-            words.append(sorted(re.findall(r"[^\s│]+", " ".join(rows))))
-        assert words[0] == words[1]
-        assert "GiB" in words[0]
+    words = []
+    for width in (60, 300):
+        rows = shown(width, contender(host=13 << 20, file=22 << 30))
+        assert all(len(row) <= width for row in rows)
+        words.append(sorted(re.findall(r"[^\s│]+", " ".join(rows))))
+    assert words[0] == words[1]
+    assert "GiB" in words[0]
 
 
 def test_an_output_that_is_no_terminal_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,311 +2,225 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import re
-import shlex
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tiny_training
 import torch
 from children import python
 from command_line import Program, assert_has
 from pictures import needs_matplotlib
 from rich.console import Console
-from tiny_training import TINY, behind_each_step, interrupted_behind, result
+from stand_ins import raising
 
-from pagedopt.commands.main import main
-from pagedopt.commands.process import this_python
-from pagedopt.commands.train import checkpoint, contender
-from pagedopt.commands.train.compare import FACTOR, TOLERANCE
-from pagedopt.commands.train.contender import Curve
-from pagedopt.commands.train.display import Display
-from pagedopt.commands.train.gpt import GPT
-from pagedopt.commands.train.run import Run, text_of_threads
-from pagedopt.commands.train.train_options import TrainOptions
+from pagedopt.commands import tables
+from pagedopt.commands.train import contender, report, run
+from pagedopt.commands.train.command import GONE, NAMES
+from pagedopt.commands.train.contender import Contender
+from pagedopt.planning.sizes import SIZES, parameter_count
 
-PNG = b"\x89PNG"
-
-
-def train(out: Path, *options: object) -> int:
-    """Run the command in this process, without its second act."""
-    return tiny_training.train(out, "--no-spill", *options)
-
-
-def losses(out: Path) -> dict[str, list[float]]:
-    return {kind: measured["losses"] for kind, measured in result(out)["optimizers"].items()}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole run of 30 steps with both optimizers."""
-    out = tmp_path_factory.mktemp("finished")
-    assert train(out, "--steps", 30) == 0
-    return out
-
-
-def test_curves_coincide_and_fall(finished: Path) -> None:
-    curves = losses(finished)
-    assert len(curves["paged"]) == len(curves["torch"]) == 30
-    assert max(abs(a - b) for a, b in zip(curves["paged"], curves["torch"], strict=True)) <= TOLERANCE["cpu"]
-    assert curves["paged"][0] == pytest.approx(math.log(256), abs=0.3)  # knows nothing
-    assert sum(curves["paged"][-5:]) / 5 < curves["paged"][0] - 1.5
-
-
-@needs_matplotlib
-def test_losses_are_drawn(finished: Path) -> None:
-    assert (finished / "losses.png").read_bytes().startswith(PNG)
-
-
-def test_everything_is_written(finished: Path) -> None:
-    content = result(finished)
-    assert (content["options"]["steps"], content["machine"]["torch"]) == (30, torch.__version__)
-    assert content["comparison"]["agree"] is True
-    count = content["parameters"]
-    for measured in content["optimizers"].values():
-        assert len(measured["optimizer_ms"]) == 30
-        assert measured["tokens_per_second"] > 0
-        assert 0 < measured["optimizer_step_ms"]["p10"] <= measured["optimizer_step_ms"]["median"]
-        assert measured["validation_loss"] < 5
-        assert sum(measured["state_bytes"].values()) >= 2 * 4 * count  # two float32 moments
-
-
-def test_a_wrong_optimizer_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
-    """The slightest mistake that the tolerance is for: decay forgotten, over the first steps of `tiny`."""
-    right = contender.build_optimizer
-
-    def build(kind: str, model: torch.nn.Module, options: Any) -> torch.optim.Optimizer:
-        optimizer = right("torch" if kind == "paged" else kind, model, options)
-        for group in optimizer.param_groups:
-            group["weight_decay"] *= kind != "paged"
-        return optimizer
-
-    monkeypatch.setattr(contender, "build_optimizer", build)
-    monkeypatch.setattr(contender.Contender, "state_bytes", lambda self: {"host": 0})
-    said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 60, status=1)
-    assert_has(said, "torch AdamW (foreach) takes the same 60 steps", "The curves DO NOT lie on each other")
-    found = result(tmp_path)["comparison"]
-    assert found["agree"] is False
-    assert found["max_difference"] > 2 * found["tolerance"]
-    assert 0 < found["torch_difference"] < found["tolerance"]
+STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
+NO_BIT = "The budget has changed no bit of"
 
 
 @pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few steps round as far as thousands do otherwise."""
-    monkeypatch.setitem(TOLERANCE, "cpu", 1e-9)
+def lined_up(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
+    """The contenders of the last run."""
+    found: list[Contender] = []
+    line_up = run.line_up
+
+    def noted(*given: Any) -> list[Contender]:
+        found[:] = line_up(*given)
+        return found
+
+    monkeypatch.setattr(run, "line_up", noted)
+    return found
 
 
-@pytest.mark.usefixtures("strict")
-def test_rounding_is_judged_by_how_far_torch_is_from_itself(tmp_path: Path, train_tiny: Program) -> None:
-    alive: list[int] = []
-
-    def count(run: Run) -> None:
-        if run.contenders[-1].name == "foreach":
-            gc.collect()
-            alive.append(sum(type(thing) is GPT for thing in gc.get_objects()))
-
-    with behind_each_step(count):
-        said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 30)
-    found = result(tmp_path)["comparison"]
-    assert 1e-9 < found["max_difference"] <= found["tolerance"] == FACTOR * found["torch_difference"]
-    assert_has(
-        said,
-        "more than 1e-09. Is it rounding? torch AdamW (foreach) takes the same 30 steps",
-        "The curves lie on each other: the losses of PagedAdamW and torch AdamW (fused) differ by at most",
-        "torch's foreach and fused AdamW by",
-        f"({FACTOR} times the latter)",
-    )
-    assert alive == [1] * 30  # it has the memory of the run
-    assert result(tmp_path)["optimizers"].keys() == {"paged", "torch"}
-
-
-@pytest.mark.usefixtures("strict")
-def test_an_interrupted_yardstick_is_measured_when_the_run_is_resumed(
-    tmp_path: Path, train_tiny: Program, program: Program
+@pytest.mark.parametrize("name", NAMES)
+def test_three_contenders_take_the_same_steps(
+    name: str, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
-    with interrupted_behind(3, "foreach"):
-        said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 30, status=130)
-    assert "interrupted after step 30 of 30" in said
-    assert not (tmp_path / "result.json").exists()
-    program.says("train", "--resume", tmp_path / "checkpoint.pt")
-    assert result(tmp_path)["comparison"]["torch_difference"] > 0
+    said = train_tiny.says("--optimizer", name, "--steps", 30, "--out", tmp_path)
+    *theirs, ours, spilled = lined_up
+    assert [type(c.optimizer).__module__.partition(".")[0] for c in lined_up] == ["torch"] * len(theirs) + [
+        "pagedopt"
+    ] * 2
+    assert len(theirs) == (name != "lion")
+    assert ours.losses == spilled.losses
+    assert ours.losses[0] == pytest.approx(math.log(256), abs=0.3)  # knows nothing
+    assert ours.losses[-1] < ours.losses[0] - 1
+    for each in theirs:
+        assert each.losses == pytest.approx(ours.losses, abs=5e-4)
+        assert_has(said, "The curves agree: the losses of Paged", "the tolerance is 0.0005.")
+    assert ("torch has no such optimizer; the loss went from 5." in said) == (not theirs)
+    assert f"{NO_BIT} 30 losses and of the weights" in said
+    assert all(c.name in said for c in lined_up)
 
 
-def test_interrupted_run_resumes_bit_for_bit(
-    finished: Path, tmp_path: Path, train_tiny: Program, program: Program
+def test_the_table_says_where_bytes_are(tmp_path: Path, train_tiny: Program, lined_up: list[Contender]) -> None:
+    said = train_tiny.says("--steps", 3, "--out", tmp_path)
+    head, *rows = [line for line in said.splitlines() if line.startswith(("┃", "│"))]
+    names = ["optimizer", "loss", "tokens/s", "optimizer ms (median)", "state on host", "state on file"]
+    assert [cell.strip() for cell in head.strip("┃").split("┃")] == names
+    assert [row.split("│")[1].strip() for row in rows] == ["torch AdamW", "PagedAdamW", "PagedAdamW, 25%"]
+    theirs, ours, spilled = (c.state_bytes() for c in lined_up)
+    assert set(theirs) == set(ours) == {"host"}
+    assert min(theirs["host"], ours["host"]) >= STATE
+    assert spilled["host"] <= spilled.total() / 4
+    assert STATE <= spilled.total() == spilled["host"] + spilled["file"]
+    for each in lined_up:
+        assert all(0 < part <= whole for part, whole in zip(each.optimizer_ms, each.step_ms, strict=True))
+
+
+def test_the_budget_and_the_format_are_the_optimizers(
+    tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
-    with interrupted_behind(13):
-        said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 30, status=130)
-    saved = tmp_path / "checkpoint.pt"
-    assert f"{this_python()} -m pagedopt train --resume {saved}" in said.replace("\n", " ")
-    assert not (tmp_path / "result.json").exists()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-    assert "resumed after step 13" in program.says("train", "--resume", saved)
-    assert losses(tmp_path) == losses(finished)
-    again, whole = (result(out)["optimizers"] for out in (tmp_path, finished))
-    assert all(again[kind]["validation_loss"] == whole[kind]["validation_loss"] for kind in whole)
+    options = ("--budget", 0, "--state-format", "int8", "--batch", 2, "--steps", 2, "--out", tmp_path)
+    said = train_tiny.says(*options)
+    assert_has(said, "2 steps of 2 x 64 bytes", "PagedAdamW, 0 ", "the tolerance is 1.", NO_BIT)
+    theirs, ours, spilled = (c.state_bytes() for c in lined_up)
+    assert ours["host"] < 0.27 * theirs["host"]
+    assert set(spilled) == {"file"}
 
 
-@pytest.mark.long
-def test_a_run_with_state_in_8_bits_is_interrupted_and_resumed(
-    tmp_path: Path, train_tiny: Program, program: Program
-) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    asked = ("--no-spill", "--steps", 30, "--state-format", "8bit")
-    said = train_tiny.says(*asked, "--out", whole)
-    assert_has(said, "PagedAdamW (int8)", "That is not judged: the state of PagedAdamW (int8) has fewer bits.")
-    content = result(whole)
-    assert content["options"]["state_format"] == "int8"
-    found, paged = content["comparison"], content["optimizers"]["paged"]
-    assert (found["agree"], found["tolerance"]) == (None, None)
-    assert 0 < found["max_difference"] < 0.3  # it trains
-    assert paged["state_bytes"] == {"host": TrainOptions(**content["options"]).state_bytes}
-    assert paged["state_bytes"]["host"] < 0.27 * content["optimizers"]["torch"]["state_bytes"]["host"]
-    with interrupted_behind(13):
-        train_tiny.says(*asked, "--out", parts, status=130)
-    saved = parts / "checkpoint.pt"
-    for other in ("bfloat16", "float32"):
-        complaint = program.refuses("train", "--resume", saved, "--state-format", other)
-        assert f"--state-format {other}: the checkpoint {saved} was made with --state-format int8" in complaint
-    assert "resumed after step 13" in program.says("train", "--resume", saved, "--state-format", "8bit")
-    assert losses(parts) == losses(whole)
+def nudged(name: str, behind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change one weight of that contender a little, behind that step."""
+    step = Contender.step
+
+    def and_nudge(self: Contender, *given: Any) -> None:
+        step(self, *given)
+        if self.name == name and len(self.losses) == behind:
+            with torch.no_grad():
+                next(self.model.parameters()).view(-1)[0].add_(2**-20)
+
+    monkeypatch.setattr(Contender, "step", and_nudge)
 
 
-def test_another_format_of_state_is_no_way_to_go_on(tmp_path: Path, program: Program) -> None:
-    assert train(tmp_path, "--steps", 1, "--optimizer", "paged") == 0
-    complaint = program.refuses("train", "--resume", tmp_path / "checkpoint.pt", "--state-format", "int8")
-    assert "was made without --state-format" in complaint
+@pytest.mark.parametrize("behind", [2, 5], ids=["losses differ", "weights alone differ"])
+def test_one_bit_fails(behind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
+    nudged("PagedAdamW, 25%", behind, monkeypatch)
+    said = train_tiny.says("--steps", 5, "--out", tmp_path, status=1)
+    assert_has(said, "The curves agree", "The budget HAS CHANGED BITS of 5 losses")
 
 
-def test_formats_of_32_bits_and_more_are_judged(tmp_path: Path) -> None:
-    assert train(tmp_path, "--steps", 3, "--state-format", "fp64") == 0
-    assert result(tmp_path)["comparison"]["agree"] is True
+def test_a_wrong_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
+    """The slightest mistake that the tolerance is for: decay forgotten, over the first steps."""
+    step = Contender.step
+
+    def forgetful(self: Contender, *given: Any) -> None:
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] *= self.name.startswith("torch")
+        step(self, *given)
+
+    monkeypatch.setattr(Contender, "step", forgetful)
+    said = train_tiny.says("--steps", 60, "--out", tmp_path, status=1)
+    assert_has(said, "The curves DO NOT AGREE: the losses of PagedAdamW and torch AdamW differ by at most 0.0", NO_BIT)
 
 
-def test_every_run_ends_with_a_checkpoint(tmp_path: Path, program: Program, train_tiny: Program) -> None:
-    train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 3, "--checkpoint-every", 0)
-    saved, first = tmp_path / "checkpoint.pt", losses(tmp_path)
-    assert checkpoint.load_checkpoint(saved)["step"] == 3
-    (tmp_path / "result.json").unlink()
-    assert "resumed after step 3\n" in program.says("train", "--resume", saved)
-    assert losses(tmp_path) == first
+def test_losses_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
+    monkeypatch.setitem(contender.RECIPES, "adamw", (1e30, {}))
+    assert "DO NOT AGREE" in train_tiny.says("--steps", 3, "--out", tmp_path, status=1)
 
 
-def test_a_loss_is_shown_once_where_all_have_the_same(tmp_path: Path, train_tiny: Program) -> None:
-    said = train_tiny.says("--no-spill", "--out", tmp_path, "--steps", 4)
-    once = "while paged and torch have the same loss, to 3 digits, it is shown once; speeds are in the same order\n"
-    assert said.count(once) == 1
-    for line in (lines := re.findall(r"^step .*", said, re.MULTILINE)):
-        assert re.search(r"  loss \d\.\d{3}  paged \d+\.\dk torch \d+\.\dk tokens/s  ETA", line)
-    assert len(lines) == 4
-    alone = train_tiny.says("--optimizer", "paged", "--no-spill", "--out", tmp_path, "--steps", 1)
-    assert re.search(r"  loss \d\.\d{3}  \d+\.\dk tokens/s  ETA", alone)
-    assert "shown once" not in alone
+def test_norms_and_biases_do_not_decay(tmp_path: Path, train_tiny: Program, lined_up: list[Contender]) -> None:
+    train_tiny.says("--steps", 1, "--out", tmp_path)
+    for each in lined_up:
+        decayed, plain = each.optimizer.param_groups
+        assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+        assert all(p.dim() == 2 for p in decayed["params"])
+        assert {id(p) for p in plain["params"]} == {id(p) for p in each.model.parameters() if p.dim() == 1}
 
 
-def test_losses_that_differ_are_shown_with_names(capsys: pytest.CaptureFixture[str]) -> None:
-    curves = {"paged": 2.0, "torch": 2.5}
-    contenders: Any = [SimpleNamespace(name=name, curve=Curve([loss], [1.0])) for name, loss in curves.items()]
-    Display(Console(width=200), 0, 1, 1000).update(1, contenders)
-    assert "loss paged 2.000 torch 2.500  1000.0k 1000.0k tokens/s" in capsys.readouterr().out
+# ---- the picture ----
 
 
-def test_markup_in_a_path_is_printed_as_it_is(tmp_path: Path, train_tiny: Program) -> None:
+@needs_matplotlib
+def test_the_picture_is_drawn(tmp_path: Path, train_tiny: Program) -> None:
     out = tmp_path / "[b]x :smile:"
-    assert f"{out / 'result.json'}" in train_tiny.says("--out", out, "--steps", 1)
-    with interrupted_behind(1):
-        said = train_tiny.says("--out", out, "--steps", 3, status=130)
-    assert shlex.quote(str(out / "checkpoint.pt")) in said
+    assert f"picture: {out / 'train.png'}\n" in train_tiny.says("--steps", 1, "--out", out)
+    assert (out / "train.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in out.iterdir()] == ["train.png"]
 
 
-def test_killed_run_resumes_from_the_last_checkpoint(finished: Path, tmp_path: Path) -> None:
-    def die(run: Run) -> None:
-        if run.step == 11:
-            raise SystemError("killed")
-
-    with behind_each_step(die), pytest.raises(SystemError, match="killed"):
-        train(tmp_path, "--steps", 30, "--checkpoint-every", 4)
-    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 8
-    elsewhere = tmp_path / "elsewhere"
-    assert main(["train", "--resume", str(tmp_path / "checkpoint.pt"), "--out", str(elsewhere)]) == 0
-    assert losses(elsewhere) == losses(finished)
+def test_without_matplotlib_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
+    monkeypatch.setattr(report, "new_figure", lambda *_: None)
+    said = train_tiny.says("--steps", 1, "--out", tmp_path)
+    assert said.splitlines()[-1] == "no picture: matplotlib is not installed (pip install matplotlib)"
 
 
-def test_a_failed_write_keeps_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "checkpoint.pt"
-    content = {"options": {}, "step": 1, "corpus": "", "contenders": {}}
-    checkpoint.save_checkpoint(path, content)
+@needs_matplotlib
+def test_a_picture_that_cannot_be_written_is_one_line(tmp_path: Path, train_tiny: Program) -> None:
+    (tmp_path / "train.png").mkdir()
+    status, said, complaint = train_tiny.run("--steps", 1, "--out", tmp_path)
+    why = "cannot be written to (Is a directory); name another folder"
+    assert (status, complaint) == (2, f"pagedopt train: --out {tmp_path}: {why}\n")
+    assert_has(said, "tokens/s", NO_BIT)
 
-    def half(content: Any, file: Any) -> None:
-        file.write(b"half")
-        raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.torch, "save", half)
-    with pytest.raises(OSError, match="disk full"):
-        checkpoint.save_checkpoint(path, {**content, "step": 2})
-    monkeypatch.undo()
-    assert checkpoint.load_checkpoint(path)["step"] == 1
+# ---- progress, and Ctrl-C ----
+
+
+def test_progress_is_a_bar_with_an_eta_or_ten_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program
+) -> None:
+    options = ("--steps", 20, "--batch", 1, "--out", tmp_path)
+    lines = [line for line in train_tiny.says(*options).splitlines() if line.startswith("step ")]
+    assert len(lines) == 10
+    assert lines[-1].startswith("step 20 of 20, loss ")
+    monkeypatch.setattr(tables, "console", lambda *_, **__: Console(width=80, force_terminal=True))
+    said = train_tiny.says(*options)
+    assert_has(said, "20/20", "ETA", "0:00:00")
+    assert "step 20 of 20" not in said
+
+
+@pytest.mark.parametrize("during", [1, 13])
+def test_ctrl_c_shows_the_table_so_far(
+    during: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program
+) -> None:
+    step = Contender.step
+
+    def interrupted(self: Contender, *given: Any) -> None:
+        if self.name == "PagedAdamW" and len(self.losses) == during - 1:
+            signal.raise_signal(signal.SIGINT)
+        step(self, *given)
+
+    monkeypatch.setattr(Contender, "step", interrupted)
+    said = train_tiny.says("--steps", 30, "--out", tmp_path, status=130)
+    assert said.endswith(f"interrupted after step {during - 1} of 30\n")
+    assert ("PagedAdamW, 25%" in said) == (during > 1)
+    assert "The budget" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what is refused ----
 
 
 BAD_VALUES = {
-    ("--batch", "0"): "--batch 0: must be a number of at least 1",
-    ("--batch", "-3"): "--batch -3",
-    ("--steps", "0"): "--steps 0",
-    ("--lr", "nan"): "--lr nan",
-    ("--lr", "-1"): "--lr -1",
-    ("--seed", "-1"): "--seed -1",
-    ("--seed", str(2**64)): "must be at most",
-    ("--state-format", "int3"): "--state-format int3: state_format is 'int3'; there are float32, ",
-    ("--state-format", "half"): "--state-format float16: state_format is 'float16' for 'exp_avg_sq' of a parameter of",
-    ("--state-format", "int8", "--optimizer", "torch"): "--state-format int8: only PagedAdamW stores its state in it",
-    ("--overlap", "forward", "--optimizer", "torch"): "--overlap forward: only PagedAdamW has it",
-    ("--device", "toaster"): "must be cpu, cuda or cuda:N",
-    ("--device", "cuda:99"): "--device cuda:99",
-    ("--block", "100000000"): "--block 100000000 needs at least",
-    ("--resume", "no/such/file.pt"): "there is no such file",
-    ("--resume", "x" * 300): "it cannot be looked at (File name too long)",
+    ("--batch", "0"): "--batch 0: must be from 1 to 4,096",
+    ("--batch", "5000"): "--batch 5000: must be from 1 to 4,096",
+    ("--steps", "-3"): "--steps -3: must be from 1 to 1,000,000",
+    ("--threads", "100000"): "--threads 100000: must be from 1 to",
+    ("--device", "toaster"): "--device toaster: must be cpu, cuda or cuda:N",
+    ("--device", "cuda:99"): "--device cuda:99: torch ",
+    ("--state-format", "int3"): "state_format is 'int3'; there are float32, ",
+    ("--state-format", "half"): "state_format is 'float16' for 'exp_avg_sq' of a parameter of",
+    ("--device-budget", "2 apples"): "device_budget is '2 apples'; give bytes",
+    ("--device-budget", "-1"): "device_budget is '-1'",
+    ("--device-budget", "50"): "50 bytes hold no page; did you mean '50%' or '50GiB'?",
+    ("--device-budget", "150%"): "device_budget is '150%'",
+    ("--out", "/dev/null/x"): "--out /dev/null/x: cannot be written to (Not a directory); name another folder",
+    ("--out", "/proc"): "--out /proc: cannot be written to (",
 }
 
 
-@pytest.mark.parametrize(("options", "said"), BAD_VALUES.items())
-def test_bad_values_are_refused(options: tuple[str, ...], said: str, tmp_path: Path, program: Program) -> None:
-    assert said in program.refuses("train", "--out", tmp_path, *options)
-
-
-@pytest.mark.parametrize("options", [("--size", "huge"), ("--optimizer", "adam"), ("--batch", "x"), ("--nonsense",)])
-def test_unknown_options_are_refused(options: tuple[str, ...], program: Program) -> None:
-    assert options[0] in program.exits("train", *options)[1]
-
-
-def test_unusable_files_are_refused(tmp_path: Path, program: Program) -> None:
-    plain, other, cut = tmp_path / "plain", tmp_path / "other.pt", tmp_path / "cut.pt"
-    plain.write_text("not a checkpoint")
-    torch.save({"model": torch.zeros(1)}, other)
-    cut.write_bytes(other.read_bytes()[:-100])
-    assert "not a readable checkpoint" in program.refuses("train", "--resume", plain)
-    assert "not a checkpoint of this program" in program.refuses("train", "--resume", other)
-    said = program.refuses("train", "--resume", cut)
-    assert "(torch.save writes another kind of file, or it is cut off)" in said
-    assert "cannot be made a folder" in program.refuses(*TINY, "--no-spill", "--out", plain)
-
-
-def test_resume_of_a_folder_names_the_checkpoint_in_it(tmp_path: Path, program: Program) -> None:
-    said = program.refuses("train", "--resume", tmp_path)
-    assert f"--resume {tmp_path}: it is a folder; there is no checkpoint.pt in it" in said
-    (tmp_path / "checkpoint.pt").write_bytes(b"")
-    said = program.refuses("train", "--resume", tmp_path)
-    assert f"it is a folder; its checkpoint is --resume {tmp_path / 'checkpoint.pt'}\n" in said
-
-
-def test_one_thread_is_no_threads() -> None:
-    assert [text_of_threads(count) for count in (1, 2)] == ["CPU, 1 thread", "CPU, 2 threads"]
+@pytest.mark.parametrize(("given", "said"), BAD_VALUES.items())
+def test_bad_values_are_refused_before_anything_runs(
+    given: tuple[str, ...], said: str, tmp_path: Path, train_tiny: Program
+) -> None:
+    assert said in train_tiny.refuses_in_a_line("--out", tmp_path, *given)
 
 
 def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch, program: Program) -> None:
@@ -315,16 +229,48 @@ def test_a_build_of_torch_without_cuda_is_named(monkeypatch: pytest.MonkeyPatch,
         assert f"--device cuda:99: torch {torch.__version__} {said}" in program.refuses("train", "--device", "cuda:99")
 
 
-def test_resume_refuses_what_would_change_the_run(tmp_path: Path, program: Program) -> None:
-    assert train(tmp_path, "--steps", 2, "--optimizer", "torch", "--checkpoint-every", 1) == 0
-    saved = tmp_path / "checkpoint.pt"
-    for options in (("--batch", "4"), ("--optimizer", "both"), ("--size", "small")):
-        assert f"was made with {options[0]}" in program.refuses("train", "--resume", saved, *options)
-    said = program.refuses_in_a_line("train", "--resume", saved, "--steps", 9)
-    assert "is of a run of 2 steps, and the learning rate of each of them depends on their number" in said
-    content = checkpoint.load_checkpoint(saved)
-    checkpoint.save_checkpoint(saved, {**content, "corpus": "of another Python"})
-    assert "another version of Python" in program.refuses("train", "--resume", saved)
+def test_what_has_no_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
+    monkeypatch.setattr(Contender, "step", raising(MemoryError("no room for 5 bytes in a file")))
+    said = train_tiny.refuses("--steps", 1, "--out", tmp_path)
+    assert said == "pagedopt train: no room for 5 bytes in a file; use a smaller --batch or another --device\n"
+    monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path / "missing"))
+    assert "PAGEDOPT_STATE_DIR is" in train_tiny.refuses_in_a_line("--steps", 1, "--out", tmp_path)
+
+
+INSTEAD = {
+    ("--resume", "runs/train/checkpoint.pt"): "run it anew, it takes a minute; examples/loop.py saves a run",
+    ("--checkpoint-every=5",): "run it anew, it takes a minute; examples/loop.py saves a run",
+    ("--size", "gpt2"): "the model has 3.3 M parameters on a CPU, and 124 M (GPT-2) on a GPU",
+    ("--block", "64", "--steps", "3"): "the model has 3.3 M parameters on a CPU, and 124 M (GPT-2) on a GPU",
+    ("--seed", "1"): "every run has the same weights and batches",
+    ("--lr", "1e-3"): "each optimizer has its own; examples/loop.py is a loop to change",
+    ("--weight-decay", "0"): "each optimizer has its own; examples/loop.py is a loop to change",
+    ("--placement", "file"): "write --device-budget 0",
+    ("--spill", "--steps", "3"): "write --device-budget for how much state stays",
+    ("--no-spill",): "write --device-budget for how much state stays",
+    ("--overlap", "forward"): "write optimizer.attach(model) in a loop of your own, as examples/overlap.py does",
+    ("--optimizer", "both"): "invalid choice: 'both' (choose from",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"), INSTEAD.items(), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_options_that_are_gone_say_what_to_write(given: tuple[str, ...], instead: str, program: Program) -> None:
+    *_, said = program.exits("train", *given)[1].splitlines()
+    assert instead in said
+    if given[0] != "--optimizer":
+        assert f"{given[0].partition('=')[0]} is gone: " in said
+
+
+def test_sizes_and_options_in_help_are_so(program: Program) -> None:
+    assert {options.partition("=")[0] for options, *_ in INSTEAD} - {"--optimizer"} == set(" ".join(GONE).split())
+    text = " ".join(program.exits("train", "--help", status=0)[0].split())
+    small, gpt2 = SIZES["small"], SIZES["gpt2"]
+    assert f"default: {small.steps} on a CPU, {gpt2.steps} on a GPU" in text
+    assert f"default: {small.batch} on a CPU, {gpt2.batch} on a GPU" in text
+    assert not any(f" {option} " in text for option in " ".join(GONE).split())
+    assert round(parameter_count(small, small.block) / 1e6, 1) == 3.3
 
 
 def test_help_does_not_wait_for_torch() -> None:

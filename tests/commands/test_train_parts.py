@@ -1,21 +1,23 @@
-"""What `python -m pagedopt train` is made of: corpus, batches, model, learning rates, the comparison of curves."""
+"""What `python -m pagedopt train` is made of: corpus, batches, model, learning rates, and the comparison of curves."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pagedopt.commands.main import UsageError
-from pagedopt.commands.train import contender
-from pagedopt.commands.train.compare import FACTOR, compare
+from pagedopt.commands.errors import UsageError
 from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
 from pagedopt.commands.train.gpt import build_model
 from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.train.verdict import bits_equal, curves_agree, tolerance
 from pagedopt.planning.sizes import SIZES, parameter_count
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_corpus_is_the_library_without_its_tests(tmp_path: Path) -> None:
@@ -23,27 +25,25 @@ def test_corpus_is_the_library_without_its_tests(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"<{name}>")
-    corpus = load_corpus(3, tmp_path)
-    assert bytes(corpus.validation) == b"<a.py>"  # the first of every ten
-    assert bytes(corpus.train) == b"<b.py><pkg/c.py>"
-    with pytest.raises(UsageError, match="--block 6 needs at least 7"):
-        load_corpus(6, tmp_path)
+    assert bytes(load_corpus(3, tmp_path)) == b"<a.py><b.py><pkg/c.py>"
+    with pytest.raises(UsageError, match="holds 22 bytes of Python's sources; a sequence takes 23"):
+        load_corpus(22, tmp_path)
 
 
 def test_batches_depend_on_seed_and_step_alone() -> None:
-    text = load_corpus(64).train
+    text = load_corpus(64)
     first = sample_batch(text, 4, 64, seed=1, step=2)
     assert first.shape == (4, 65)
     assert torch.equal(first, sample_batch(text, 4, 64, seed=1, step=2))
     assert not torch.equal(first, sample_batch(text, 4, 64, seed=1, step=3))
     assert not torch.equal(first, sample_batch(text, 4, 64, seed=2, step=2))
-    inputs, targets = to_device(first, torch.device("cpu"))
+    inputs, targets = to_device(first, CPU)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
 def test_model_is_causal_and_counted() -> None:
     size = SIZES["tiny"]
-    model = build_model(size, 16, seed=3, device=torch.device("cpu"))
+    model = build_model(size, 16, seed=3, device=CPU)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size, 16)
     assert 124e6 < parameter_count(SIZES["gpt2"], 1024) < 125e6
     seen: list[torch.Tensor] = []
@@ -55,27 +55,7 @@ def test_model_is_causal_and_counted() -> None:
         model(text, tokens)
     assert torch.equal(seen[0][:, :9], seen[1][:, :9])
     assert not torch.isclose(seen[0][:, 9:], seen[1][:, 9:]).all(dim=-1).any()
-    assert torch.equal(model.tokens.weight, build_model(size, 16, 3, torch.device("cpu")).tokens.weight)
-
-
-def test_norms_and_biases_do_not_decay() -> None:
-    model = build_model(SIZES["tiny"], 16, seed=0, device=torch.device("cpu"))
-    options: Any = type(
-        "Some",
-        (),
-        {
-            "weight_decay": 0.3,
-            "lr": 0.1,
-            "placement": None,
-            "device_budget": "all",
-            "state_format": None,
-            "overlap": None,
-        },
-    )
-    decayed, plain = contender.build_optimizer("paged", model, options).param_groups
-    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
-    assert all(parameter.dim() == 2 for parameter in decayed["params"])
-    assert {id(p) for p in plain["params"]} == {id(p) for p in model.parameters() if p.dim() == 1}
+    assert torch.equal(model.tokens.weight, build_model(size, 16, 3, CPU).tokens.weight)
 
 
 def test_learning_rate_rises_and_falls() -> None:
@@ -85,22 +65,46 @@ def test_learning_rate_rises_and_falls() -> None:
     assert [rates[0], rates[9], rates[-1], learning_rate(0, 1, 2.0)] == pytest.approx([0.2, 2.0, 0.2, 2.0])
 
 
-def test_comparison_finds_the_worst_step() -> None:
-    found = compare([3.0, 2.0, 1.0], [3.0, 2.25, 1.125], tolerance=0.2)
-    assert (found.max_difference, found.at_step, found.mean_difference, found.agree) == (0.25, 2, 0.125, False)
-    assert compare([3.0, 2.0], [3.0, 2.1], tolerance=0.2).agree
-    shown = compare([3.0, 2.0], [3.0, 2.5], tolerance=None)
-    assert (shown.agree, shown.needs_yardstick) == (None, False)
-    assert shown.sentence(2, "ours", "theirs").startswith(
-        "The losses of ours and theirs differ by at most 0.5 in 2 steps"
-    )
-    broken = compare([3.0, math.nan, 1.0], [3.0, 2.0, 9.0], tolerance=0.2)
-    assert (broken.agree, broken.at_step, broken.needs_yardstick) == (False, 2, False)
+def contender(*losses: float, weight: float = 1.0) -> Any:
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, weight)
+    return SimpleNamespace(name="one", losses=list(losses), model=model)
 
 
-def test_a_yardstick_only_widens_the_tolerance() -> None:
-    found = compare([3.0, 2.0], [3.0, 2.5], tolerance=0.2)
-    assert found.needs_yardstick
-    for own, tolerance in ((0.001, 0.2), (0.25, FACTOR * 0.25), (math.nan, 0.2), (math.inf, 0.2)):
-        assert found.beside(own).tolerance == tolerance
-    assert found.beside(0.001).sentence(2, "ours", "theirs").endswith("by 0.001; the tolerance is 0.2.")
+@pytest.mark.parametrize(
+    ("losses", "agree", "said"),
+    [
+        ((3.0, 2.25, 1.125), False, "The curves DO NOT AGREE: the losses of one and one differ by at most 0.25 (step"),
+        ((3.0, 2.0, 1.125), True, "The curves agree: the losses of one and one differ by at most 0.12 (step 3 of 3)"),
+        ((3.0, math.nan, math.inf), False, "differ by at most inf (step 2 of 3)"),
+    ],
+)  # fmt: skip
+def test_curves_are_compared_at_every_step(losses: tuple[float, ...], agree: bool, said: str) -> None:
+    found, sentence = curves_agree(contender(3.0, 2.0, 1.0), contender(*losses), 0.2)
+    assert found is agree
+    assert said in sentence
+    assert sentence.endswith("the tolerance is 0.2.")
+
+
+def test_without_torchs_curve_losses_have_to_be_finite() -> None:
+    for last, agree in ((2.0, True), (math.nan, False)):
+        found, sentence = curves_agree(None, contender(3.0, last), 0.2)
+        assert (found, sentence) == (agree, f"torch has no such optimizer; the loss went from 3.000 to {last:.3f}.")
+
+
+def test_bits_are_those_of_losses_and_weights() -> None:
+    """Zeros of two signs differ, and a NaN has the bits of itself."""
+    for one, other, equal in (
+        (contender(3.0, math.nan), contender(3.0, math.nan), True),
+        (contender(3.0), contender(3.0000005), False),
+        (contender(3.0, weight=0.0), contender(3.0, weight=-0.0), False),
+    ):
+        assert bits_equal(one, other)[0] is equal
+
+
+def test_the_tolerance_is_that_of_the_arithmetic() -> None:
+    for how, wanted in {
+        (CPU, None, 1): 5e-4, (CPU, "fp64", 60): 6e-4, (CPU, "float32", 10**6): 0.05, (CUDA, None, 60): 0.05,
+        (CPU, "8bit", 60): 1.0, (CUDA, "bf16", 60): 1.0,
+    }.items():  # fmt: skip
+        assert tolerance(*how) == pytest.approx(wanted)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +11,8 @@ import torch
 from gpu_support import NEEDED, settled
 from optim_support import ADAMW, step_on_ones
 from spill_support import everything, same, steps, trained
-from tiny_training import interrupted_behind, result
 
 from pagedopt import PagedAdamW, estimate, run_with_room
-from pagedopt.commands.main import main
-from pagedopt.commands.train.checkpoint import CHECKSUM
 from pagedopt.placements import choose
 
 pytestmark = [*NEEDED, pytest.mark.exclusive]
@@ -153,21 +149,3 @@ def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], 
     del caught
     opt.set_device_budget("128MiB")
     assert batch() == 160 * MiB
-
-
-# ---- the program ----
-
-
-def test_a_checkpoint_of_a_gpu_is_gone_on_from(tmp_path: Path) -> None:
-    """With its checksum.  The losses agree as far as a backward pass on a GPU agrees with itself."""
-    common = ("train", "--size", "tiny", "--device", "cuda", "--device-budget", "50%", "--steps", "16")
-    whole, half = tmp_path / "whole", tmp_path / "half"
-    assert main([*common, "--out", str(whole)]) == 0
-    with interrupted_behind(9):
-        assert main([*common, "--out", str(half)]) == 130
-    assert CHECKSUM in torch.load(half / "checkpoint.pt", weights_only=True, map_location="cpu")
-    assert main(["train", "--resume", str(half / "checkpoint.pt")]) == 0
-    one, other = (result(folder)["optimizers"] for folder in (whole, half))
-    assert one.keys() == other.keys() == {"paged", "torch"}
-    for kind in one:
-        assert other[kind]["losses"] == pytest.approx(one[kind]["losses"], rel=0.02)

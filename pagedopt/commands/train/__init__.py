@@ -1,1 +1,1 @@
-"""``python -m pagedopt train``: train a small GPT with PagedAdamW and, beside it, with torch's AdamW."""
+"""``python -m pagedopt train``: train a small GPT with torch's optimizer, with ours, and with ours on a budget."""
