@@ -21,9 +21,6 @@ from ..system import machine
 from ..system.files.named import read_small
 from ..system.throughput import measure
 
-#: The most bytes of a file with rates; a report of ``pagedopt doctor`` has some thousands.
-MAX_BYTES = 1 << 20
-
 #: What each rate measures.
 WORDS = {
     "device": "device memory, copy (read + written)",
@@ -105,9 +102,9 @@ class Rates(Shown):
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file holds no rates, is no regular file, or has more than ``MAX_BYTES``.
+            ValueError: the file holds no rates, is no regular file, or is too large for that.
         """
-        text = read_small(path, MAX_BYTES)
+        text = read_small(path)
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError also for integers with too many digits
