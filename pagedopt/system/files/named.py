@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 
-
 #: The most bytes that are read of such a file; a report of ``pagedopt doctor`` has some thousands.
 LIMIT = 1 << 20
 
