@@ -157,7 +157,8 @@ class PagedOptimizer(SavingOptimizer):
 
     @locked
     def _step(self) -> None:
-        self._tell_misuse(" The step that was asked for now was not taken.")
+        if self._overlap is not None:
+            self._overlap.tell_misuse(" The step that was asked for now was not taken.")
         if self.damaged:
             self._check_whole()
         if self._captured():

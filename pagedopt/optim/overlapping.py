@@ -140,9 +140,9 @@ class OverlappingOptimizer(CapturingOptimizer):
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
 
-    def _tell_misuse(self, added: str = "") -> None:
+    def _tell_misuse(self) -> None:
         if self._overlap is not None:
-            self._overlap.tell_misuse(added)
+            self._overlap.tell_misuse()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""

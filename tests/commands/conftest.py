@@ -17,4 +17,5 @@ def plan(capsys: pytest.CaptureFixture[str]) -> Program:
 def train_tiny(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Program:
     """Runs that take a second."""
     monkeypatch.setitem(DEFAULT_SIZE, "cpu", "tiny")
+    monkeypatch.delenv("COLUMNS", raising=False)
     return Program(capsys, "train", "--device", "cpu", "--threads", "1")

@@ -105,7 +105,7 @@ class PreparedStep(NamedTuple):
                     else:
                         for update in updates:
                             update.launch(arenas)
-                    if updates:  # a first step that is left out leaves no state, as torch's default
+                    if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
                         put_state(self.optimizer, self.fresh)
                 except BaseException:
                     if self._begun():  # it may hold new values: the next step must not take it for state of zeros

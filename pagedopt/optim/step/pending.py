@@ -18,7 +18,8 @@ from .update import Update
 Rows = Sequence[Sequence[Sequence[int]]]
 
 _address, _storage, _memory = torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.UntypedStorage.data_ptr
-_version, _grad, _nbytes = attrgetter("_version"), attrgetter("grad"), torch.UntypedStorage.nbytes
+version_of = attrgetter("_version")
+_grad, _nbytes = attrgetter("grad"), torch.UntypedStorage.nbytes
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
@@ -161,7 +162,7 @@ class Pending:
         self._params: list[Any] = last.pick(_params(updates))
         self._grads: list[Any] = last.pick(_grads(updates))
         self._addresses = [*map(_address, self._params)]
-        self._versions, self._grad_versions = [*map(_version, self._params)], [*map(_version, self._grads)]
+        self._versions, self._grad_versions = [*map(version_of, self._params)], [*map(version_of, self._grads)]
         self._memory = Memory.of(zip(self._params, self._grads, strict=True))
         memories = self._memory.addresses[::2]
         self.launch_of = dict(zip(memories, last.numbers, strict=True))
@@ -194,9 +195,9 @@ class Pending:
     def _are_as_they_were(self, at: slice) -> bool:
         params, grads = self._params[at], self._grads[at]
         return (
-            [*map(_version, params)] == self._versions[at]
+            [*map(version_of, params)] == self._versions[at]
             and [*map(_address, params)] == self._addresses[at]
-            and [*map(_version, grads)] == self._grad_versions[at]
+            and [*map(version_of, grads)] == self._grad_versions[at]
             and all(now is None or now is grad for now, grad in zip(map(_grad, params), grads, strict=True))
         )
 

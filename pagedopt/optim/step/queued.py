@@ -20,7 +20,7 @@ from ...system.interrupts import Uninterrupted
 from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from .launches import PreparedStep
-from .pending import REPLACED, LastLaunches, Pending, addresses_of, cannot_be_told, memory_of
+from .pending import REPLACED, LastLaunches, Pending, addresses_of, cannot_be_told, memory_of, version_of
 from .update import Update
 
 
@@ -89,7 +89,7 @@ class QueuedStep:
         self._addresses = addresses_of(self._state)
         self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
-        self._versions, self._counters = step.optimizer.store.versions, list[tuple[torch.Tensor, int]]()
+        self._versions, self._counters = step.optimizer.store.versions, (list[torch.Tensor](), list[int]())
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas) if side is None else None
         self._arenas = step.ready.arenas
@@ -170,7 +170,8 @@ class QueuedStep:
         """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
         assert self.last is not None, "it was launched"
         pending = Pending(self.last, self._updates)
-        self._counters = [(each, each._version) for each in self._versions.counters]
+        counters = [*self._versions.counters]
+        self._counters = counters, [*map(version_of, counters)]
         self._updates, self._pending, self.total = (), pending, pending.total  # all at once, or nothing
 
     def _launch_on(
@@ -304,7 +305,8 @@ class QueuedStep:
         if self.misuse == REPLACED and self._side is None:
             self._abandon()
             return
-        if any(counter._version != version for counter, version in self._counters):
+        counters, versions = self._counters
+        if [*map(version_of, counters)] != versions:
             self.misuse = self.misuse or "state was written"
         self._looked = stop  # not before, for misuse would be lost by an interrupt; nor later: our own would be misuse
         torch.autograd.graph.increment_version(untouched)
