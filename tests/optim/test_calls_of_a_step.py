@@ -32,6 +32,14 @@ def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int) -> None
     assert changes_of_room(found) <= 25
 
 
+def test_a_first_step_of_one_parameter_is_few_calls() -> None:
+    for _ in range(2):  # the first of a process loads its kernel
+        opt = PagedAdamW([param := ready(4)])
+        found = calls(opt.step)
+    assert param in opt.state
+    assert len(found) <= 560
+
+
 @pytest.mark.usefixtures("folder")
 def test_a_warm_step_over_a_file_is_few_calls() -> None:
     opt = PagedAdamW([ready(1 << 20) for _ in range(8)], device_budget=0)

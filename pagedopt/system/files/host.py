@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,8 +94,7 @@ def rooms(root: Path = Path("/")) -> list[Room]:
 
 def numbers(text: str) -> dict[str, int]:
     """Return the numbers of lines such as ``MemTotal:  16 kB`` or ``inactive_file 16`` by name, without units."""
-    rows = (line.replace(":", " ").split() for line in text.splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()}
+    return {name: int(number) for name, number in re.findall(r"^(\S+?):?[ \t]+(\d+)(?!\S)", text, re.MULTILINE)}
 
 
 def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version, PurePosixPath]]:

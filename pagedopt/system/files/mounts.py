@@ -37,7 +37,9 @@ def mounts(text: str | None = None) -> list[Mount]:
     found = []
     for line in text.splitlines():
         left, _, right = line.partition(" - ")
-        top, point = map(_unescaped, left.split()[3:5])
+        top, point = left.split()[3:5]
+        if "\\" in left:
+            top, point = _unescaped(top), _unescaped(point)
         fields = right.split()
         found.append(Mount(top, point, fields[0], tuple(fields[-1].split(","))))
     return found
@@ -53,4 +55,4 @@ def file_system(path: str | os.PathLike[str], text: str | None = None) -> str:
 
 def _unescaped(field: str) -> str:
     """Undo the escapes of a path: the file writes a space as \\040."""
-    return field if "\\" not in field else re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), field)
