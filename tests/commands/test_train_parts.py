@@ -104,7 +104,7 @@ def test_bits_are_those_of_losses_and_weights() -> None:
 
 def test_the_tolerance_is_that_of_the_arithmetic() -> None:
     for how, wanted in {
-        (CPU, None, 1): 5e-4, (CPU, "fp64", 60): 6e-4, (CPU, "float32", 10**6): 0.05, (CUDA, None, 60): 0.05,
+        (CPU, None, 1): 5e-4, (CPU, "fp64", 60): 6e-4, (CPU, "float32", 10**6): 0.05, (CUDA, None, 60): 0.25,
         (CPU, "8bit", 60): 1.0, (CUDA, "bf16", 60): 1.0,
     }.items():  # fmt: skip
         assert tolerance(*how) == pytest.approx(wanted)

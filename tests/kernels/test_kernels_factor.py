@@ -16,6 +16,7 @@ from pagedopt.kernels import cuda, nvrtc, source
 from pagedopt.launch.factor import FACTOR, Factor
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from tests.tables.test_layout import assert_no_padding, assertions, compile_with
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
 SHAPES = {32: Geometry(1024, 32), 512: Geometry(4096, BLOCK)}
@@ -50,14 +51,10 @@ def test_a_plain_kernel_knows_nothing_of_a_factor() -> None:
 
 
 def test_the_words_of_c_and_numpy_agree() -> None:
-    nvrtc_support.nvrtc()
-    checks = [f"static_assert(sizeof(Factor) == {FACTOR.itemsize});"]
-    checks.append(f"static_assert(sizeof(TotalAt) == {cuda.TOTAL_AT.itemsize});")
-    for struct, dtype in (("Factor", FACTOR), ("TotalAt", cuda.TOTAL_AT)):
-        for name, (kind, offset) in dtype.fields.items():  # type: ignore[union-attr]
-            checks.append(f"static_assert(__builtin_offsetof({struct}, {name}) == {offset});")
-            checks.append(f"static_assert(sizeof({struct}::{name}) == {kind.itemsize});")
-    nvrtc.compile_cuda(source.text(None, kernel="sums.cu") + "\n".join(checks), (), "sm_90")
+    structs = {"Factor": FACTOR, "TotalAt": cuda.TOTAL_AT}
+    for dtype in structs.values():
+        assert_no_padding(dtype)
+    compile_with(assertions(structs), source.text(None, kernel="sums.cu"))
 
 
 def numbers(dtype: torch.dtype) -> list[torch.Tensor]:

@@ -15,12 +15,13 @@ def tolerance(device: torch.device, state_format: str | None, steps: int) -> flo
 
     Training amplifies rounding. In float32, AdamWs that round otherwise were 5e-7 to 8e-5 apart within 60 steps, and
     2e-5 to 5e-4 within 1,000; one that forgets weight decay 3e-3 and 5e-2 (notes/raw/train-yardstick-cpu.txt). A GPU
-    multiplies in bfloat16: two runs of one optimizer were 0.015 apart within 100 steps. State of fewer bits trains
-    otherwise: its curve has to stay in sight of torch's.
+    multiplies in bfloat16, and a step at which the loss jumps amplifies more: on an H200 torch's fused and foreach AdamW
+    were 0.003 apart within 200 steps, ours 0.008, and once 0.084 within 300 (notes/raw/train-yardstick-h200.txt). State
+    of fewer bits trains otherwise: its curve has to stay in sight of torch's.
     """
     if full_name(state_format or "float32") not in ("float32", "float64"):
         return 1.0
-    return 0.05 if device.type == "cuda" else min(0.05, max(5e-4, 1e-5 * steps))
+    return 0.25 if device.type == "cuda" else min(0.05, max(5e-4, 1e-5 * steps))
 
 
 def curves_agree(theirs: Contender | None, ours: Contender, allowed: float) -> tuple[bool, str]:
