@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     what = parser.add_argument_group("what to train (one of these)").add_mutually_exclusive_group(required=True)
     what.add_argument("--params", metavar="N", help="number of parameters: 7B, 124M, 7e9 or 7000000000")
-    what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a model of `train`: {', '.join(SIZES)}")
+    what.add_argument("--size", choices=SIZES, metavar="NAME", help=f"a GPT of one of these sizes: {', '.join(SIZES)}")
     text = "safetensors files, or a folder of them; only headers are read, for shapes and dtypes"
     what.add_argument("--model", type=Path, nargs="+", metavar="FILE", help=text)
     how = parser.add_argument_group("how to train it")

@@ -170,7 +170,8 @@ def answers(plan: Plan, card: str | None) -> Iterator[str]:
             longer = text_of_seconds(None if row.seconds is None or near is None else row.seconds - near)
             yield f"→ {option}: device_budget={budget!r}; a step is {longer} longer than with all state on {row.near}."
     if card and len(plan.rows) > 1 and not any(option.startswith("--card") for option in plan.asked.values()):
-        yield f"--card {card}: no budget fits; with 0 it takes {text_of_bytes(plan.rows[0].near_bytes)}."
+        more = "try --param-dtype bfloat16 or --state-format int8"
+        yield f"--card {card}: no budget fits; with 0 it takes {text_of_bytes(plan.rows[0].near_bytes)}; {more}."
 
 
 def footing(plan: Plan) -> Iterator[str]:

@@ -51,12 +51,12 @@ class OverlappingOptimizer(CapturingOptimizer):
         :meth:`watch_reads` finds the line.  If the memory of a parameter, gradient or state was freed
         (``share_memory_()``, ``resize_()`` of a storage), nothing is launched, and state is damaged, too.
 
-        Only calls of ``model`` itself count.  Behind ``model.features(x)`` or ``model.forward(x)`` steps are not
+        Only calls of ``model`` itself count.  After ``model.features(x)`` or ``model.forward(x)`` steps are not
         queued; while one is, a child that is called by such a method raises RuntimeError if a module around it has
         parameters that are still to be updated.  They may have been read.  Attach the modules that are called.
 
-        A step is carried out at once, and says why once, if the model's forward since the last step was not seen
-        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
+        A step is carried out at once, with one warning that says why, if the model's forward since the last step was
+        not seen (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
 
         Args:
             model: the module that is called in training.  Several may be attached.

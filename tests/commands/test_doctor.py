@@ -74,7 +74,7 @@ def test_it_is_readable(doctor: Program, small: None, monkeypatch: pytest.Monkey
     monkeypatch.setenv(parts.VARIABLE, "python")
     text = doctor.says()
     assert_has(text, "this machine", torch.__version__, "placements on cpu, each tried", "free of the machine")
-    assert_has(text, "look of a step", "Python (PAGEDOPT_LOOK=python)")
+    assert_has(text, "change detection", "Python (PAGEDOPT_LOOK=python)")
     assert_has(text, "state folder, writing", "works, staged (what an optimizer with a budget gets)")
     assert_has(text, "Everything that should work here does.")
     assert max(map(len, (line for line in text.splitlines() if line.startswith("│")))) <= 80

@@ -124,7 +124,9 @@ def test_a_card_finds_the_largest_budget_that_fits(rated: Program) -> None:
     assert row["near_bytes"] <= 24e9 < row["near_bytes"] + 17 * MIB  # a page
     assert f"→ --card 24GB: device_budget='{row['budget'] // MIB}MiB'" in rated.says(*asked)
     assert "→ --card 100GB: device_budget='all'" in rated.says("--params", "2B", "--card", "100GB")
-    assert "--card 24GB: no budget fits; with 0 it takes 22.4 GiB." in rated.says("--params", "3B", "--card", "24GB")
+    assert "--card 24GB: no budget fits; with 0 it takes 22.4 GiB; try --param-dtype bfloat16" in rated.says(
+        "--params", "3B", "--card", "24GB"
+    )
 
 
 def test_sizes_are_those_that_train_trains(rated: Program) -> None:

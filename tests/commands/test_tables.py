@@ -38,6 +38,12 @@ def test_a_row_is_of_late_losses_and_of_medians() -> None:
     assert cells == [[*measured, "12.0 MiB", "0 B"], [*measured, "5.00 MiB", "7.00 MiB"]]
 
 
+def test_a_step_that_not_all_have_taken_does_not_count() -> None:
+    ahead, last = contender(host=5), contender(host=5)
+    ahead.losses.append(99.0)
+    assert [row.split("│")[2].strip() for row in shown(120, ahead, last)] == ["2.5000"] * 2
+
+
 def test_tables_keep_their_units_on_60_columns() -> None:
     words = []
     for width in (60, 300):

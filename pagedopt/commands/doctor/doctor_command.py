@@ -87,7 +87,7 @@ def about_machine(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("NVIDIA driver", report["driver"] or "none found"),
         ("CUDA", ", ".join(f"{text} {cuda[name] or '-'}" for text, name in names.items())),
         ("packages", ", ".join(f"{name} {found}" for name, found in report["packages"].items() if found)),
-        ("look of a step", f"{report['look']['used']} ({report['look']['reason']})"),
+        ("change detection", f"{report['look']['used']} ({report['look']['reason']})"),
     ]
 
 

@@ -6,9 +6,12 @@ each step in turn on the same batch:
   PagedAdamW, 25%   ours with a budget: a quarter of its state stays in memory
 
 What does not stay lies in a file (of a model on a GPU: on the host) and passes through memory in each step. A run takes
-about a minute, and ends with a table, two sentences and a picture. The first sentence says how far ours and torch's
-losses are apart, which rounding explains; the second, that the budget has changed no bit. If one of the two does not
-hold, the exit status is 1. Ctrl-C shows the table so far.
+about a minute, and ends with a table (of losses it has the mean of the last ten), two sentences and a picture. The
+first sentence says how far ours and torch's losses are apart (rounding explains it, or state of fewer bits); the
+second, that the budget has changed no bit. If one of the two does not hold, the exit status is 1. Ctrl-C shows the
+table so far.
+
+A budget is in whole pages, of 128 KiB in a file and 2 MiB on a GPU: in a small model more stays than a percentage says.
 
 Try next: --device-budget 0 (no state stays), --state-format int8 (a quarter of the bytes, and a curve near torch's),
 --optimizer lion (which torch does not have).

@@ -18,13 +18,13 @@ PLACES = {"device": "black", "host": "dimgray", "file": "lightgray"}  # and thei
 
 
 def table(contenders: Sequence[Contender], tokens: int) -> Table:
-    """Return a row for each contender, after steps of ``tokens`` tokens."""
+    """Return a row for each contender, after steps of ``tokens`` tokens; losses are of steps that all have taken."""
     state = [contender.state_bytes() for contender in contenders]
     places = [place for place in PLACES if any(by_place[place] for by_place in state)]
     rows = [
         {
             "optimizer": contender.name,
-            "loss": f"{fmean(contender.losses[-FINAL_STEPS:]):.4f}",
+            "loss": f"{fmean(contender.losses[: len(contenders[-1].losses)][-FINAL_STEPS:]):.4f}",
             "tokens/s": f"{1e3 * tokens / median(contender.step_ms):,.0f}",
             "optimizer ms (median)": f"{median(contender.optimizer_ms):.2f}",
             **{f"state on {place}": text_of_bytes(by_place[place]) for place in places},

@@ -15,9 +15,9 @@ def tolerance(device: torch.device, state_format: str | None, steps: int) -> flo
 
     Training amplifies rounding. In float32, AdamWs that round otherwise were 5e-7 to 8e-5 apart within 60 steps, and
     2e-5 to 5e-4 within 1,000; one that forgets weight decay 3e-3 and 5e-2 (notes/raw/train-yardstick-cpu.txt). A GPU
-    multiplies in bfloat16, and a step at which the loss jumps amplifies more: on an H200 torch's fused and foreach AdamW
-    were 0.003 apart within 200 steps, ours 0.008, and once 0.084 within 300 (notes/raw/train-yardstick-h200.txt). State
-    of fewer bits trains otherwise: its curve has to stay in sight of torch's.
+    multiplies in bfloat16, and a step at which the loss jumps amplifies more: on an H200 torch's fused and foreach
+    AdamW were 0.003 apart within 200 steps, ours 0.008, and once 0.084 within 300 (notes/raw/train-yardstick-h200.txt).
+    State of fewer bits trains otherwise: its curve has to stay in sight of torch's.
     """
     if full_name(state_format or "float32") not in ("float32", "float64"):
         return 1.0
@@ -29,12 +29,13 @@ def curves_agree(theirs: Contender | None, ours: Contender, allowed: float) -> t
     if theirs is None:
         first, last = ours.losses[0], ours.losses[-1]
         return math.isfinite(last), f"torch has no such optimizer; the loss went from {first:.3f} to {last:.3f}."
-    apart = [abs(a - b) for a, b in zip(theirs.losses, ours.losses, strict=True)]
-    apart = [difference if math.isfinite(difference) else math.inf for difference in apart]
-    agree = max(apart) <= allowed
+    apart = [d if math.isfinite(d := abs(a - b)) else math.inf for a, b in zip(theirs.losses, ours.losses, strict=True)]
+    agree = (most := max(apart)) <= allowed
+    where = f"{most:.2g} (step {apart.index(most) + 1} of {len(apart)})"
+    reason = ", as state of fewer bits may" if allowed == 1 else ""
     return agree, (
         f"The curves {'agree' if agree else 'DO NOT AGREE'}: the losses of {ours.name} and {theirs.name} differ by at "
-        f"most {max(apart):.2g} (step {apart.index(max(apart)) + 1} of {len(apart)}); the tolerance is {allowed:.2g}."
+        f"most {where}{reason}; the tolerance is {allowed:.2g}."
     )
 
 
