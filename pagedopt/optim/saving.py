@@ -93,6 +93,8 @@ class SavingOptimizer(OverlappingOptimizer):
         self.store.check_owner()
         check_is_dict(state_dict)
         load(self, self.store, state_dict, super().load_state_dict)
+        if self._overlap is not None:
+            self._overlap.misuse = ""  # the step it was done to is gone
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
 
     @locked  # a step sets `damaged` while it runs, so wait for a step in another thread

@@ -159,6 +159,9 @@ def test_what_heals_or_only_passes_by_raises_nothing(name: str, replaced: bool) 
     else:
         _others(loop.models[0].parameters())
     QUIET[name](loop)
+    if name == "load_state_dict":  # what the error would be about is gone
+        loop.opts[0].wait()
+        return
     with pytest.raises(RuntimeError, match="given other memory before it was waited for"):
         loop.opts[0].wait()
 
@@ -167,8 +170,10 @@ def test_a_dead_optimizer_warns() -> None:
     loop = pending()
     _others(loop.models[0].parameters())
     gc.collect()
+    overlap = loop.opts[0]._overlap
     with pytest.warns(RuntimeWarning, match="a parameter was given other memory before it was waited for"):
         loop.opts.clear()
+    assert not overlap.misuse
 
 
 AT_EXIT = """

@@ -26,6 +26,14 @@ GENERATOR = numpy.random.default_rng(3)
 SEEDED = torch.Generator()
 
 
+def drawn_from_its_own():
+    return GENERATOR.random()
+
+
+def clock():
+    return time.perf_counter()
+
+
 def drawn():
     return sum(drawn_from(random) for _ in range(3))
 
@@ -95,6 +103,8 @@ STATEMENTS = {
     "param = param * torch.rand(()).item()": ("torch.rand(())", DRAWN),
     "param = param * torch.rand((), generator=SEEDED).item()": ("torch.rand((), generator=SEEDED)", DRAWN),
     "param = param * drawn()": ("drawn()", DRAWN),
+    "param = param * drawn_from_its_own()": ("drawn_from_its_own()", DRAWN),
+    "param = param * clock()": ("clock()", DRAWN),
     "param = param * time.time()": ("time.time()", DRAWN),
     "param = math.sinh(param)": ("math.sinh(param)", "call of 'sinh'; .*plain functions.* sqrt/1, .*fma/3"),
     "param = math.log(param, 2)": ("math.log(param, 2)", "call of 'log'; .* log/1"),

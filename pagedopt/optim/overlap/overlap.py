@@ -290,7 +290,8 @@ class Overlap:
         """Wait where nobody could catch an error of the user's, and warn of it: the optimizer or the process ends."""
         self.wait()
         if self.misuse:
-            warnings.warn(self._misuse_in_words(), RuntimeWarning, stacklevel=outside())
+            said, self.misuse = self._misuse_in_words(), ""
+            warnings.warn(said, RuntimeWarning, stacklevel=outside())
 
     def _misuse_in_words(self) -> str:
         return f"since the last step, which was queued, {self.misuse} before it was waited for. {_ADVICE}"

@@ -173,8 +173,9 @@ def _by_position(
     """
     outputs = inputs[:1] + inputs[2 if inputs[1:2] == ("grad",) else 1 :]
     if len(values) != len(outputs) or any(isinstance(value, ast.Starred) for value in values):
-        value, said = values[[name in inputs + scalars for name in names].index(False)], ", ".join(map(repr, outputs))
-        how = f"'{inputs[-1]} = {ast.unparse(value)}', then 'return …, {inputs[-1]}'"
+        at, said = [name in inputs + scalars for name in names].index(False), ", ".join(map(repr, outputs))
+        value, meant = values[at], (*outputs, inputs[-1])[min(at, len(outputs))]
+        how = f"'{meant} = {ast.unparse(value)}', then 'return …' with {meant!r} in it"
         why = f"returns {len(values)} values; give one for each output by position ({said}), or return the parameters"
         source.refuse(value, f"{why} that change by name alone, assigned before, such as {how}")
     for node, name, output in zip(values, names, outputs, strict=True):

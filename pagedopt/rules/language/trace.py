@@ -348,10 +348,12 @@ def _called(function: Any) -> str:
 
 
 def _as_it_is(function: Any, args: Any, kwargs: Any) -> Any:
-    """Call what is not traced; refuse it if it has drawn from one of the generators that all code shares."""
+    """Call what is not traced; refuse it if it draws from a generator that all code shares, or gives two numbers."""
     before = states()
     result = function(*args, **kwargs)
     if states() != before:
+        raise Refusal(_drawn(function))
+    if isinstance(result, Real) and (again := function(*args, **kwargs)) != result and again == again:
         raise Refusal(_drawn(function))
     return result
 
