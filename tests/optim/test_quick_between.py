@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.step import quick
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
 __all__ = ["nothing_is_queued", "simple"]  # fixtures
-pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
 def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
@@ -225,7 +225,7 @@ def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) ->
 
 
 def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(parts.VARIABLE, "python")
+    monkeypatch.setenv(build.VARIABLE, "python")
     params = parameters()
     optimizer = PagedAdamW(params)
     assert train(optimizer, params, lambda *_: None) == 0

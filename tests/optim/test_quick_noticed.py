@@ -17,10 +17,10 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
 __all__ = ["nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
 def test_a_dict_of_formats_that_is_edited() -> None:
@@ -283,7 +283,7 @@ def test_named_parameters_and_a_default_device_are_quick() -> None:
 
 def test_the_choice_of_a_look_outlives_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setenv(parts.VARIABLE, "python")
+        patch.setenv(build.VARIABLE, "python")
         optimizer = PagedAdamW(params := parameters())
     train(optimizer, params, lambda *_: None)
     optimizer.load_state_dict(optimizer.state_dict())
