@@ -96,6 +96,11 @@ class Squares:
             each.begin_at(address)
             address += WORD * each.chunks
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the sums lie, and how many there are."""
+        return self._sums.ctypes.data, len(self._sums)
+
     def compile(self) -> None:
         """Compile (or load) the kernels now.
 

@@ -180,7 +180,8 @@ class PagedOptimizer(SavingOptimizer):
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
             others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
-            return not others and vars(self).keys().isdisjoint(SCALING) and self._quick.take(self)
+            scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
+            return not others and not scaled_first and self._quick.take(self)
 
     _step_outside_of_graphs = breaks_graph(
         _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"

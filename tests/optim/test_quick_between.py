@@ -231,14 +231,14 @@ def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert train(optimizer, params, lambda *_: None) == 0
 
 
-@pytest.mark.parametrize("news", [1, 3], ids=["found by the look", "expected"])
-def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int) -> None:
-    """A new learning rate is found by the look, or taken before it if there was one in the step before, too."""
+@pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
+def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int, clip: float | None) -> None:
+    """The learning rate is a new one, as in some steps before."""
     import signal
 
     def made() -> World:
         params = parameters()
-        world = World(PagedAdamW(groups_of(params), **ADAMW), params)
+        world = World(PagedAdamW(groups_of(params), **ADAMW, max_grad_norm=clip), params)
         assert world.attempt(4, 0) is None
         for step in range(news):
             for group in world.optimizer.param_groups:

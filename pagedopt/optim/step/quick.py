@@ -24,9 +24,10 @@ from ...system.look.build import ANEW, DONE, LONG, REFUSED, compiled_look, is_wa
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
+from .factor import SCALING, Scaling
 from .host_numbers import HostNumbers
 from .launches import Launches
-from .quick_launch import QuickLaunch
+from .quick_launch import QuickClip, QuickLaunch
 
 #: What groups, rules and numbers raise.
 _OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
@@ -49,13 +50,26 @@ class QuickStep:
         optimizer: which has just taken the step.
         known: the record of that step.
         launches: those of its buckets that have a gradient.
+        clip: what gradients are clipped by; None: they are not.
         look: what compares, launches and counts.
     """
 
-    __slots__ = ("_asks", "_forks", "_index", "_known", "_launches", "_look", "_on_cpu", "_settings", "_threads")
+    __slots__ = (
+        "_asks", "_clip", "_factor", "_forks", "_index", "_known", "_launches", "_look", "_on_cpu", "_settings",
+        "_threads",
+    )  # fmt: skip
 
-    def __init__(self, optimizer: RuleOptimizer, known: Launches, launches: Sequence[QuickLaunch], look: Any) -> None:
-        self._known, self._launches, self._look = known, launches, look
+    def __init__(
+        self,
+        optimizer: RuleOptimizer,
+        known: Launches,
+        launches: Sequence[QuickLaunch],
+        clip: QuickClip | None,
+        look: Any,
+    ) -> None:
+        self._known, self._launches, self._clip, self._look = known, launches, clip, look
+        #: By which gradients are multiplied.
+        self._factor = launches[0].bucket.sweep.factor
         device = launches[0].bucket.sweep.device
         self._on_cpu, self._index, self._threads = device.type == "cpu", device.index, torch.get_num_threads()
         self._forks, self._settings = _forks, _settings(optimizer)
@@ -76,6 +90,17 @@ class QuickStep:
         on_cpu = buckets[0].sweep.device.type == "cpu"
         if on_cpu and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
             return None
+        clip, squares = None, {}
+        if (factor := known.factor) is not None:
+            if not on_cpu:
+                return None
+            if optimizer.max_grad_norm is not None:
+                if (gradients := factor.alone) is None:
+                    return None
+                clip, squares = QuickClip(gradients, factor.factors[gradients.device]), gradients.cells()
+        first = dict(
+            zip(known.buckets, np.cumsum([0, *(bucket.count for bucket in known.buckets)]).tolist(), strict=False)
+        )
         rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
         counted: list[tuple[int, list[int]]] = []
         launches: list[QuickLaunch] = []
@@ -85,24 +110,25 @@ class QuickStep:
             cells, stored = (each[here].tolist() for each in table.words_of_addresses(_GRADS))
             at = table.addresses_of(0)
             for row, cell, copy in zip(here.tolist(), cells, stored, strict=True):
-                rows[bucket.positions[row]] = i, at[row], cell, copy, -1, 0
+                rows[bucket.positions[row]] = i, at[row], cell, copy, *squares.get(first[bucket] + row, (-1, 0))
             launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
             for state in launches[-1].states:
                 if (found := state.addresses()) is None:
                     return None
                 counted.append((found[1], found[0][here].tolist()))
-        parallel = team.openmp()
+        parallel, count = team.openmp(), 0 if clip is None else len(clip.launches)
         try:
             look = extension.Look(
-                groups, rows, len(launches), 0, optimizer.state, known.objects.names_by_key, counted,
+                groups, rows, len(launches), count, optimizer.state, known.objects.names_by_key, counted,
                 store.versions.counters * len(launches), _FIXED,
                 0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
             )  # fmt: skip
         except TypeError:  # a value, or a class of tensors, that may change while it is the same object
             return None
-        if not known.still_hold(optimizer) or not all(each.bind(look.launch(i)) for i, each in enumerate(launches)):
+        bound = all(each.bind(look.launch(i)) for i, each in enumerate(launches, count))
+        if not bound or (clip is not None and not clip.bind(look)) or not known.still_hold(optimizer):
             return None
-        return cls(optimizer, known, launches, look)
+        return cls(optimizer, known, launches, clip, look)
 
     def prepare(self, optimizer: RuleOptimizer) -> int:
         """Prepare numbers for the step, from today's groups.
@@ -124,6 +150,12 @@ class QuickStep:
         for each in self._launches:
             if not each.prepare(optimizer, self._look, changed, ahead):
                 return ANEW
+        if (factor := self._factor) is not None:
+            scaling = Scaling() if vars(optimizer).keys().isdisjoint(SCALING) else Scaling.of(optimizer)
+            factor.clip_to(optimizer._max_grad_norm)
+            factor.scale_by(*scaling)
+            if scaling.found_inf is not None and float(scaling.found_inf):
+                return LONG
         return DONE
 
     def run(self, optimizer: RuleOptimizer) -> int:
@@ -151,7 +183,10 @@ class QuickStep:
         """Whether settings are what they were when the look was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
-        if optimizer._max_grad_norm is not None or optimizer.scaled:  # multiplies_gradients, written out
+        clip = self._clip
+        if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
+            return False
+        if clip is not None and not clip.holds:
             return False
         if _settings(optimizer) != self._settings:
             return False
@@ -162,6 +197,8 @@ class QuickStep:
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return False
         if torch_hooks._global_optimizer_pre_hooks or torch_hooks._global_optimizer_post_hooks:
+            return False
+        if self._clip is not None and internals.in_backward():  # where the norm is not known yet
             return False
         if internals.has_function_modes() and not internals.only_default_devices():
             return False
@@ -180,6 +217,11 @@ class QuickStep:
         found: int = self._look.step(optimizer.param_groups, optimizer.state)
         for each in self._launches:
             each.looked(found == DONE)
+        if self._clip is not None:
+            self._clip.looked()
+            if found == DONE:
+                assert self._known.factor is not None, "it clips"
+                optimizer.clipped_by = self._known.factor.factors
         try:
             if found >= 2 * REFUSED:
                 check_code("cuLaunchKernel", found - 2 * REFUSED)
@@ -195,7 +237,7 @@ class QuickStep:
 def _serves(bucket: Bucket) -> bool:
     """Whether a bucket is one launch, over rows where they lie, with numbers of the host."""
     sweep, numbers = bucket.sweep, bucket.numbers
-    if not (bucket.as_it_is and bucket.route is None and sweep.table.whole_rows) or sweep.factor is not None:
+    if not (bucket.as_it_is and bucket.route is None and sweep.table.whole_rows):
         return False
     if not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
         return False

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from ...kernels import cpu
+from ...launch.factor import Factor
 from ...tables.layout import HostTable
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
+from .factor import Gradients
 from .host_numbers import HostNumbers
 from .hyperparameters import KnownScalars, scalars_of
 
@@ -174,4 +176,40 @@ class QuickLaunch(TableLaunch):
             self._step += 1.0
 
 
-__all__ = ["QuickLaunch", "TableLaunch"]
+class QuickClip:
+    """The launches that add the squares of all gradients on a CPU, and the factor that takes their norm.
+
+    Args:
+        gradients: they.
+        factor: it.
+
+    Attributes:
+        launches: one for each list of gradients.
+    """
+
+    def __init__(self, gradients: Gradients, factor: Factor) -> None:
+        self._gradients, self._squares, self._factor = gradients, gradients.squares, factor
+        self.launches = [
+            TableLaunch(each.table, cpu.sums_kernel(2, each.form, each.table.geometry.threads))
+            for each in self._squares.lists if each.chunks
+        ]  # fmt: skip
+
+    @property
+    def holds(self) -> bool:
+        """Whether a step the long way has made no other tables of squares since."""
+        return self._gradients.squares is self._squares
+
+    def bind(self, look: Any) -> bool:
+        """Tell the look what is launched in front of all updates; return False if it cannot be."""
+        look.clip_with(*self._squares.place, self._factor.address)
+        return all(each.bind(look.launch(i)) for i, each in enumerate(self.launches))
+
+    def looked(self) -> None:
+        """Note that a look has come to its end."""
+        for each in self.launches:
+            if each.launch.moved:
+                each.launch.moved = False
+                each.host.rows_changed()
+
+
+__all__ = ["QuickClip", "QuickLaunch", "TableLaunch"]
