@@ -10,6 +10,7 @@ import pytest
 import torch
 from edits import give, groups_of, parameters
 from edits_check import World
+from looks import look
 from optim_support import ADAMW
 from quick_twins import Rooted, Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
 from support import default_dtype
@@ -19,7 +20,7 @@ from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
 from pagedopt.system.look import build
 
-__all__ = ["nothing_is_queued"]  # fixtures
+__all__ = ["look", "nothing_is_queued"]  # fixtures
 pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
@@ -305,5 +306,68 @@ def test_values_that_convert_themselves_are_asked_each_time() -> None:
         if python:
             python_s(optimizer)
         train(optimizer, params, lambda *_: setattr(Rate, "now", Rate.now / 2))
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+@pytest.mark.parametrize("of", ["parameter", "state"])
+def test_a_lazy_clone_keeps_its_values(of: str, look: str) -> None:
+    """It shares memory until somebody writes through ``data_ptr()``."""
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    train(optimizer, params, lambda *_: None)
+    assert is_quick(optimizer) == (look == "compiled")
+    tensor = params[2].detach() if of == "parameter" else optimizer.state[params[2]]["exp_avg"]
+    before, clone = tensor.clone(), torch._lazy_clone(tensor)
+    train(optimizer, params, lambda *_: None, steps=3)
+    assert torch.equal(clone, before)
+    assert not torch.equal(optimizer.state[params[2]]["exp_avg"] if of == "state" else params[2], before)
+
+
+def test_a_gradient_far_behind_in_a_freed_storage_is_refused(look: str) -> None:
+    """Its offset is its address, and looks like one of memory."""
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    train(optimizer, params, lambda *_: None)
+    assert is_quick(optimizer) == (look == "compiled")
+    try:
+        whole = torch.empty(9 << 30, dtype=torch.uint8)  # of which nothing is touched
+    except RuntimeError:
+        pytest.skip("no address space for 9 GiB")
+    params[1].grad = whole.view(torch.float32)[-params[1].numel() :].view_as(params[1])
+    whole.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="tensor 1 of grad has no memory"):
+        optimizer.step()
+
+
+class Names(list[str]):
+    """A list that edits groups when it dies."""
+
+    def __del__(self) -> None:
+        for group in self.groups:  # type: ignore[attr-defined]
+            group["lr"] = 0.5
+        self.groups.append({"params": []})  # type: ignore[attr-defined]
+        self.groups.pop()  # type: ignore[attr-defined]
+
+
+def test_what_edits_groups_as_it_dies_in_a_look_is_followed() -> None:
+    """The look holds the last of it: it dies while values of groups are taken."""
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = PagedAdamW(groups_of(params), **ADAMW)
+        if python:
+            python_s(optimizer)
+        for group in optimizer.param_groups:
+            group["param_names"] = Names()
+            group["param_names"].groups = optimizer.param_groups
+        train(optimizer, params, lambda *_: None)
+        assert python or is_quick(optimizer)
+        for group in optimizer.param_groups:
+            group["param_names"] = []
+        give(params, 20)
+        optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+        train(optimizer, params, lambda *_: None)
         both.append(World(optimizer, params))
     same(*both)
