@@ -88,6 +88,8 @@ class QuickStep:
         if any(group.get("capturable") for group in groups) or len({bucket.sweep.device for bucket in buckets}) > 1:
             return None
         on_cpu = buckets[0].sweep.device.type == "cpu"
+        if not on_cpu and not extension.finds_driver():
+            return None
         if on_cpu and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
             return None
         clip, squares = None, {}

@@ -35,6 +35,11 @@ struct Fixed {
   }
 };
 
+static void* driver(const char* name) {  // its function; none where there is no NVIDIA driver
+  static void* library = dlopen("libcuda.so.1", RTLD_LAZY);
+  return library ? dlsym(library, name) : nullptr;
+}
+
 struct Layout {  // dtype, sizes and strides; the latter lie one behind the other in an array
   at::ScalarType dtype;
   size_t dim, at;
@@ -335,10 +340,6 @@ class Look {
     }
     return {0, true};
   }
-  static void* driver(const char* name) {
-    static void* library = dlopen("libcuda.so.1", RTLD_LAZY);
-    return library ? dlsym(library, name) : nullptr;
-  }
   static std::pair<int, bool> on_card(Launch& l) {
     using Kernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
     static auto launch = reinterpret_cast<Kernel>(driver("cuLaunchKernel"));
@@ -351,6 +352,7 @@ class Look {
 };
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  m.def("finds_driver", [] { return driver("cuLaunchKernel") != nullptr && driver("cuEventRecord") != nullptr; });
   auto pointer = [](auto member) { return [member](Launch& l, int64_t at) { l.*member = words(at); }; };
   py::class_<Launch>(m, "Launch", py::module_local())
       .def_property("kernel", nullptr, pointer(&Launch::kernel)).def_property("argument", nullptr, pointer(&Launch::argument))
