@@ -179,6 +179,11 @@ class QuickStep:
                 each.give_back(stream, found == DONE)
         return found
 
+    def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
+        """Whether the same state has another layout over the same memory."""
+        found: bool = self._look.other_layout(optimizer.state)
+        return found
+
     def _still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
@@ -291,6 +296,8 @@ class QuickSteps:
                 raise
         finally:
             if found == ANEW and self.step is step:
+                if step.finds_other_layout(optimizer):  # which Python's look may not notice
+                    optimizer._launches = None
                 self.step, self._equal = None, 0
                 self.patience.lost()
             self.patience.served += found == DONE

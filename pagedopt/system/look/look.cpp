@@ -169,23 +169,8 @@ class Look {
   }
   Launch& launch(size_t i) { return launches.at(i); }  // those of squares first
 
-  bool same_state(py::handle state) const {
-    PyObject *key, *entry;
-    Py_ssize_t at = 0;
-    if (!PyDict_Check(state.ptr()) || size_t(PyDict_Size(state.ptr())) != keys.size()) return false;
-    for (auto& of : keys) {
-      if (!PyDict_Next(state.ptr(), &at, &key, &entry) || key != of.id) return false;
-      if (!of.values.empty() && !PyDict_Check(entry)) return false;
-      for (auto& value : of.values) {
-        auto* now = PyDict_GetItemWithError(entry, value.name.ptr());
-        if (now == nullptr) PyErr_Clear();
-        if (now == nullptr || now != value.id || !THPVariable_CheckExact(now)) return false;
-        auto* t = impl(now);
-        if (address(t) != value.address || is_shared(t) || !value.layout.fits(t, extents)) return false;
-      }
-    }
-    return true;
-  }
+  bool same_state(py::handle state) const { return compare(state) == SAME; }
+  bool other_layout(py::handle state) const { return compare(state) == OTHER_LAYOUT; }  // of the same state, there
 
   // Look, launch and count.  DONE; or nothing is changed: ANEW, this look is of no use any more; LONG, this step needs
   // more than it.  From REFUSED on the driver's error is added to once REFUSED (nothing is changed) or twice.
@@ -228,6 +213,26 @@ class Look {
   static void check(PyObject* t) {
     if (!THPVariable_CheckExact(t)) throw py::type_error("a subclass of Tensor");
     if (impl(t)->is_inference()) throw py::type_error("a tensor without a version");
+  }
+
+  enum Found { SAME, OTHER, OTHER_LAYOUT };
+  Found compare(py::handle state) const {
+    PyObject *key, *entry;
+    Py_ssize_t at = 0;
+    if (!PyDict_Check(state.ptr()) || size_t(PyDict_Size(state.ptr())) != keys.size()) return OTHER;
+    for (auto& of : keys) {
+      if (!PyDict_Next(state.ptr(), &at, &key, &entry) || key != of.id) return OTHER;
+      if (!of.values.empty() && !PyDict_Check(entry)) return OTHER;
+      for (auto& value : of.values) {
+        auto* now = PyDict_GetItemWithError(entry, value.name.ptr());
+        if (now == nullptr) PyErr_Clear();
+        if (now == nullptr || now != value.id || !THPVariable_CheckExact(now)) return OTHER;
+        auto* t = impl(now);
+        if (address(t) != value.address || is_shared(t)) return OTHER;
+        if (!value.layout.fits(t, extents)) return OTHER_LAYOUT;
+      }
+    }
+    return SAME;
   }
 
   void note(PyObject* p, const std::array<int64_t, 6>& of) {
@@ -367,5 +372,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                     const std::vector<py::object>&, py::iterable, int64_t>())
       .def("launch", &Look::launch, py::return_value_policy::reference_internal)
       .def("clip_with", &Look::clip_with).def("take", &Look::take).def("set_number", &Look::set_number)
-      .def("set_numbers", &Look::set_numbers).def("same_state", &Look::same_state).def("step", &Look::step);
+      .def("set_numbers", &Look::set_numbers).def("same_state", &Look::same_state)
+      .def("other_layout", &Look::other_layout).def("step", &Look::step);
 }
