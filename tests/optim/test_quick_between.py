@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -179,6 +180,7 @@ def test_a_forked_process_begins_the_long_way(simple: tuple[Any, list[Parameter]
     give(params, 4)
     record = optimizer._quick.step
     if not (child := os.fork()):
+        signal.alarm(20)  # it would wait for those threads forever
         try:
             optimizer.step()
         finally:
@@ -234,8 +236,6 @@ def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
 def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int, clip: float | None) -> None:
     """The learning rate is a new one, as in some steps before."""
-    import signal
-
     def made() -> World:
         params = parameters()
         world = World(PagedAdamW(groups_of(params), **ADAMW, max_grad_norm=clip), params)
