@@ -175,6 +175,15 @@ def check_torchvision(python: Path, torch: Torch) -> None:
         )
 
 
+def compile_look(python: Path) -> None:
+    """Compile the look of steps now; without it the first optimizer would begin to, in the background."""
+    say("compiling the look of steps (half a minute)")
+    code = "from pagedopt.system.look import build as b; print('' if b.compiled_look(wait=True) else b.why_none())"
+    answer = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    if reason := (answer.stdout + answer.stderr).strip():
+        say(f"steps will look in Python, which takes longer: {reason.splitlines()[-1]}")
+
+
 def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str, more: list[str]) -> None:
     """Bring the environment up to date. Running it again on a finished one changes nothing.
 
@@ -202,6 +211,7 @@ def set_up(venv: Path, venv_flags: list[str], pip_flags: list[str], version: str
     say(f"installing pagedopt[{extras}]")
     pip_install(python, constraints, pip_flags, "-e", f".[{extras}]")
     check_torchvision(python, torch)
+    compile_look(python)
     say("done")
 
 

@@ -65,10 +65,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ[RUN_FOLDER], ignore_errors=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _verdict_on_the_compiled_look() -> None:
-    """Steps use the compiled look from the first on that may: without this, from when its self-test has ended."""
-    from pagedopt.system.look.parts import compiled_look
+def pytest_sessionstart() -> None:
+    """Compile the look before any test begins: none has to wait for a compiler, and steps use it from the first on."""
+    from pagedopt.system.look.build import compiled_look
 
     compiled_look(wait=True)
 

@@ -121,8 +121,8 @@ class PagedOptimizer(SavingOptimizer):
         A step uses ``state`` and ``param_groups`` as they are now, whoever edited them.  It follows tensors that were
         cast, moved, resized or given other strides wherever torch's loop over parameters does.  Once its first launch
         has begun, a step is finished and counted before a signal handler runs.  A second Ctrl-C ends it in the middle.
-        One edit goes unseen: a state tensor alone that gets another layout over the memory that it has (``t_()``, a
-        ``.data`` that is a view of itself).
+        One edit goes unseen where a step looks in Python: a state tensor whose ``.data`` becomes a view of itself in
+        another layout.
 
         A step that repeats the last one is one compiled call, unless the environment has ``PAGEDOPT_LOOK=python``.
         In a function that ``torch.compile`` traces it is a graph break; with ``fullgraph=True`` torch raises there.
@@ -181,7 +181,8 @@ class PagedOptimizer(SavingOptimizer):
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
             others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
-            return not others and vars(self).keys().isdisjoint(SCALING) and self._quick.take(self)
+            scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
+            return not others and not scaled_first and self._quick.take(self)
 
     _step_outside_of_graphs = breaks_graph(
         _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
+
+_version = attrgetter("_version")
+
+
+@torch.inference_mode(False)
+def _counter() -> torch.Tensor:
+    return torch.empty(0, device="meta")
 
 
 class Versions:
@@ -13,8 +21,16 @@ class Versions:
     __slots__ = ("counters",)
 
     def __init__(self) -> None:
-        #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.
-        self.counters: tuple[torch.Tensor, ...] = ()
+        #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.  The first
+        #: is of no state: what raises it raises all.
+        self.counters: tuple[torch.Tensor, ...] = (_counter(),)
+
+    def by_others(self) -> int:
+        """Return a number that grows where others write state in place, or give it another layout, as ``t_()`` does."""
+        try:
+            return sum(map(_version, self.counters)) - len(self.counters) * self.counters[0]._version
+        except RuntimeError:  # those of state that is made in inference_mode count nothing
+            return 0
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same memory that uses the counter of its device type."""

@@ -87,6 +87,15 @@ def store(name: str, data: bytes) -> Path | None:
     return path
 
 
+def keeps() -> bool:
+    """Return whether :func:`store` writes files for later processes, as far as that is known without writing."""
+    try:
+        _make(folder := cache_folder())
+        return os.access(_ours(folder), os.W_OK)
+    except OSError:
+        return False
+
+
 def find(name: str) -> CachedFile | None:
     """Return the file that :func:`store` wrote under ``name``, if it is there and nobody else can have written it."""
     for folder in _folders():

@@ -102,6 +102,11 @@ def _compiled_loop() -> Callable[[tuple[torch.Tensor, ...]], bytes] | None:
 # --- torch: shapes and strides of tensors -----------------------------------------------------------------------------
 
 
+def layouts(tensors: tuple[torch.Tensor, ...]) -> list[tuple[torch.Size, tuple[int, ...]]]:
+    """Return the shape and strides of each tensor."""
+    return [(t.shape, t.stride()) for t in tensors]
+
+
 def missing(tensors: Sequence[torch.Tensor | None]) -> tuple[int, ...]:
     """Return indices of the tensors that are None."""
     return tuple([i for i, t in enumerate(tensors) if t is None])

@@ -38,8 +38,9 @@ class Rows:
     shift: npt.NDArray[np.uint64]
 
 
-#: A view into a freed storage has its own offset as address.  Real memory rarely lies below this address.
-_OFFSET = np.uint64(1 << 33)
+#: A view into a freed storage has its own offset as address.  No offset reaches this address, and real memory rarely
+#: lies below it.
+_OFFSET = np.uint64(1 << 44)
 
 
 class PointerTable:

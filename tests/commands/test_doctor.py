@@ -25,7 +25,7 @@ from pagedopt.planning import rates
 from pagedopt.system import machine, throughput
 from pagedopt.system.cuda import driver
 from pagedopt.system.files.state_file import FOLDER_VARIABLE
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_the_report_is_rates_for_a_plan(doctor: Program, plan: Program, small: N
 
 
 def test_it_is_readable(doctor: Program, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(parts.VARIABLE, "python")
+    monkeypatch.setenv(build.VARIABLE, "python")
     text = doctor.says()
     assert_has(text, "this machine", torch.__version__, "placements on cpu, each tried", "free of the machine")
     assert_has(text, "change detection", "Python (PAGEDOPT_LOOK=python)")
@@ -116,20 +116,19 @@ sys.exit(main(["doctor", "--json", "--quick", "--device", "cpu"]))
 
 
 LOOKS = [
-    ("python", None, False, "Python", "PAGEDOPT_LOOK=python"),
-    ("", object(), False, "compiled", "its parts passed their test"),
-    ("", None, True, "Python", "the test of the compiled one's parts has not ended yet"),
-    ("", None, False, "Python", "a part of torch is not as expected, or could not be tested"),
+    ("python", None, "Python", "PAGEDOPT_LOOK=python"),
+    ("", object(), "compiled", "one call for a step that repeats the last one"),
+    ("", None, "Python", "it is being compiled"),
 ]
 
 
-@pytest.mark.parametrize(("variable", "look", "pending", "used", "reason"), LOOKS)
+@pytest.mark.parametrize(("variable", "look", "used", "reason"), LOOKS)
 def test_the_look_in_use_and_why(
-    variable: str, look: Any, pending: bool, used: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, look: Any, used: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(parts.VARIABLE, variable)
-    monkeypatch.setattr(parts, "compiled_look", lambda: look)
-    monkeypatch.setattr(parts, "pending", lambda: pending)
+    monkeypatch.setenv(build.VARIABLE, variable)
+    monkeypatch.setattr(build, "compiled_look", lambda: look)
+    monkeypatch.setattr(build, "_build", build._Build())
     assert examine.look() == {"used": used, "reason": reason}
 
 

@@ -169,6 +169,21 @@ def test_version_counters_go_up() -> None:
     assert all(t._version > version for t, version in zip(written, before, strict=True))
 
 
+@pytest.mark.parametrize("steps_too", [True, False], ids=["made and stepped", "made"])
+def test_in_inference_mode(steps_too: bool) -> None:
+    made = []
+    for kind in (PagedAdamW, torch.optim.AdamW):
+        with torch.inference_mode(steps_too):
+            p = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+            with torch.inference_mode():
+                opt = kind([p])
+            for _ in range(5):
+                p.grad = torch.ones(3)
+                opt.step()
+        made.append(p)
+    torch.testing.assert_close(*made)
+
+
 def test_the_version_of_a_parameter_without_gradient_stays() -> None:
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     opt = PagedAdamW(params)

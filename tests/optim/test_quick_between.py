@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,10 +23,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.step import quick
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
 __all__ = ["nothing_is_queued", "simple"]  # fixtures
-pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
 def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
@@ -179,6 +180,7 @@ def test_a_forked_process_begins_the_long_way(simple: tuple[Any, list[Parameter]
     give(params, 4)
     record = optimizer._quick.step
     if not (child := os.fork()):
+        signal.alarm(20)  # it would wait for those threads forever
         try:
             optimizer.step()
         finally:
@@ -225,20 +227,18 @@ def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) ->
 
 
 def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(parts.VARIABLE, "python")
+    monkeypatch.setenv(build.VARIABLE, "python")
     params = parameters()
     optimizer = PagedAdamW(params)
     assert train(optimizer, params, lambda *_: None) == 0
 
 
-@pytest.mark.parametrize("news", [1, 3], ids=["found by the look", "expected"])
-def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int) -> None:
-    """A new learning rate is found by the look, or taken before it if there was one in the step before, too."""
-    import signal
-
+@pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
+def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int, clip: float | None) -> None:
+    """The learning rate is a new one, as in some steps before."""
     def made() -> World:
         params = parameters()
-        world = World(PagedAdamW(groups_of(params), **ADAMW), params)
+        world = World(PagedAdamW(groups_of(params), **ADAMW, max_grad_norm=clip), params)
         assert world.attempt(4, 0) is None
         for step in range(news):
             for group in world.optimizer.param_groups:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from edits import give, groups_of, parameters
 from edits_check import World
+from looks import look
 from optim_support import ADAMW
 from quick_twins import Rooted, Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
 from support import default_dtype
@@ -17,10 +18,10 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
-__all__ = ["nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+__all__ = ["look", "nothing_is_queued"]  # fixtures
+pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
 def test_a_dict_of_formats_that_is_edited() -> None:
@@ -283,7 +284,7 @@ def test_named_parameters_and_a_default_device_are_quick() -> None:
 
 def test_the_choice_of_a_look_outlives_a_load(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setenv(parts.VARIABLE, "python")
+        patch.setenv(build.VARIABLE, "python")
         optimizer = PagedAdamW(params := parameters())
     train(optimizer, params, lambda *_: None)
     optimizer.load_state_dict(optimizer.state_dict())
@@ -307,3 +308,99 @@ def test_values_that_convert_themselves_are_asked_each_time() -> None:
         train(optimizer, params, lambda *_: setattr(Rate, "now", Rate.now / 2))
         both.append(World(optimizer, params))
     same(*both)
+
+
+@pytest.mark.parametrize("of", ["parameter", "state"])
+def test_a_lazy_clone_keeps_its_values(of: str, look: str) -> None:
+    """It shares memory until somebody writes through ``data_ptr()``."""
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    train(optimizer, params, lambda *_: None)
+    assert is_quick(optimizer) == (look == "compiled")
+    tensor = params[2].detach() if of == "parameter" else optimizer.state[params[2]]["exp_avg"]
+    before, clone = tensor.clone(), torch._lazy_clone(tensor)
+    train(optimizer, params, lambda *_: None, steps=3)
+    assert torch.equal(clone, before)
+    assert not torch.equal(optimizer.state[params[2]]["exp_avg"] if of == "state" else params[2], before)
+
+
+def test_a_gradient_far_behind_in_a_freed_storage_is_refused(look: str) -> None:
+    """Its offset is its address, and looks like one of memory."""
+    params = parameters()
+    optimizer = PagedAdamW(params)
+    train(optimizer, params, lambda *_: None)
+    assert is_quick(optimizer) == (look == "compiled")
+    try:
+        whole = torch.empty(9 << 30, dtype=torch.uint8)  # of which nothing is touched
+    except RuntimeError:
+        pytest.skip("no address space for 9 GiB")
+    params[1].grad = whole.view(torch.float32)[-params[1].numel() :].view_as(params[1])
+    whole.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="tensor 1 of grad has no memory"):
+        optimizer.step()
+
+
+class Names(list[str]):
+    """A list that edits groups when it dies."""
+
+    def __del__(self) -> None:
+        for group in self.groups:  # type: ignore[attr-defined]
+            group["lr"] = 0.5
+        self.groups.append({"params": []})  # type: ignore[attr-defined]
+        self.groups.pop()  # type: ignore[attr-defined]
+
+
+def test_what_edits_groups_as_it_dies_in_a_look_is_followed() -> None:
+    """The look holds the last of it: it dies while values of groups are taken."""
+    both = []
+    for python in (False, True):
+        params = parameters()
+        optimizer = PagedAdamW(groups_of(params), **ADAMW)
+        if python:
+            python_s(optimizer)
+        for group in optimizer.param_groups:
+            group["param_names"] = Names()
+            group["param_names"].groups = optimizer.param_groups
+        train(optimizer, params, lambda *_: None)
+        assert python or is_quick(optimizer)
+        for group in optimizer.param_groups:
+            group["param_names"] = []
+        give(params, 20)
+        optimizer.step()
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+        train(optimizer, params, lambda *_: None)
+        both.append(World(optimizer, params))
+    same(*both)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], object]] = {
+    "t_": lambda state: state.t_(),
+    "data": lambda state: setattr(state, "data", state.data.t()),
+}
+
+
+@pytest.mark.parametrize("edit", LAYOUTS)
+@pytest.mark.parametrize("again", [1, 2])
+def test_state_in_another_layout_over_its_memory(edit: str, again: int, look: str) -> None:
+    """As torch, which reads elements by their indices."""
+    if (look, edit) == ("python", "data"):
+        pytest.skip("goes unseen")
+    both = []
+    for make in (PagedAdamW, torch.optim.AdamW):
+        params = [parameters()[0], Parameter(torch.linspace(-1, 1, 36).view(6, 6))]
+        optimizer = make(params, lr=0.1)
+        for number in range(again):
+            train_any(optimizer, params)
+            if make is PagedAdamW and not number:  # behind it strides of state and parameter differ
+                assert is_quick(optimizer) == (look == "compiled")
+            LAYOUTS[edit](optimizer.state[params[1]]["exp_avg"])
+        train_any(optimizer, params)
+        both.append(params)
+    for mine, theirs in zip(*both, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def train_any(optimizer: Any, params: list[Parameter]) -> None:
+    for step in range(6):
+        give(params, step)
+        optimizer.step()

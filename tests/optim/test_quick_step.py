@@ -22,12 +22,12 @@ from quick_twins import go_on, is_quick, nothing_is_queued, pair, python_s, same
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 from tests.optim.specs import BY_STATE as CASES
 from tests.outside.nadam import NAdam
 
 __all__ = ["nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(parts.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 
 
 #: Cases of which all edits are run often.

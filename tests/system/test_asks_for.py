@@ -10,9 +10,9 @@ import torch
 from pagedopt import PagedAdamW
 from pagedopt.placements import graphs
 from pagedopt.system import warn
-from pagedopt.system.look import parts
+from pagedopt.system.look import build
 
-WAYS = [(parts.VARIABLE, "python", "compiled"), (graphs.VARIABLE, "calls", "graph")]
+WAYS = [(build.VARIABLE, "python", "compiled"), (graphs.VARIABLE, "calls", "graph")]
 pytestmark = pytest.mark.parametrize(("variable", "word", "usual"), WAYS)
 
 
@@ -26,7 +26,7 @@ def made() -> PagedAdamW:
 
 
 def takes_the_usual_way(variable: str) -> bool:
-    return parts.is_wanted() if variable == parts.VARIABLE else made().store.graphs.wanted
+    return build.is_wanted() if variable == build.VARIABLE else made().store.graphs.wanted
 
 
 def test_what_has_a_meaning_is_not_told(variable: str, word: str, usual: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ...system import machine
 from ...system.cuda import driver
 from ...system.files import host
 from ...system.files.state_file import state_folder
-from ...system.look import parts
+from ...system.look import build
 from . import trial
 
 #: Packages that a machine may do without, by import name, with what does not work then.
@@ -54,7 +54,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
         "device": str(device),
         "placements": trial.try_placements(device),
         "step": trial.try_step(device),
-        "look": look(),  # after a step, which has begun the test of its parts
+        "look": look(),  # after a step, whose optimizer has begun to compile it
         "rates": None,
         "notes": notes(packages),
     }
@@ -78,14 +78,12 @@ def version(name: str) -> str | None:
 
 def look() -> dict[str, str]:
     """Return which look finds out what has changed since the last step, ``compiled`` or ``Python``, with the reason."""
-    if not parts.is_wanted():
-        reason = f"{parts.VARIABLE}=python"
-    elif parts.compiled_look() is not None:
-        return {"used": "compiled", "reason": "its parts passed their test"}
-    elif parts.pending():
-        reason = "the test of the compiled one's parts has not ended yet"
+    if not build.is_wanted():
+        reason = f"{build.VARIABLE}=python"
+    elif build.compiled_look() is not None:
+        return {"used": "compiled", "reason": "one call for a step that repeats the last one"}
     else:
-        reason = "a part of torch is not as expected, or could not be tested"
+        reason = build.why_none()
     return {"used": "Python", "reason": reason}
 
 

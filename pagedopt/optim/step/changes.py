@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...system.compare_tensors import addresses, identities
+from ...system.compare_tensors import addresses, identities, layouts
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer
@@ -54,8 +54,9 @@ class KnownObjects:
 
     * A parameter or gradient: the tables compare its type, dtype, device, shape, strides and address in each step.
     * State: its storage is known by a weak reference, and once one of the storages has died, nothing matches any more.
-      So what has the id and the address of a state tensor is in the memory that was looked at.  (Another layout of
-      that memory goes unnoticed, whether a new tensor has it or the same one, as after ``t_()``.)
+      So what has the id and the address of a state tensor is in the memory that was looked at.  Layouts are compared
+      where others have raised the version of state, as ``t_()`` does.  (That of a ``.data`` over the same memory goes
+      unnoticed here, not by a compiled look.)
 
     Lists and dicts may be replaced by others with the same contents.
 
@@ -64,8 +65,8 @@ class KnownObjects:
     """
 
     __slots__ = (
-        "__weakref__", "_alike", "_at", "_dead", "_formats", "_ids", "_keys", "_lengths", "_memory_of", "_rules",
-        "_storages", "_waiting", "names_by_key",
+        "__weakref__", "_alike", "_at", "_by_others", "_dead", "_formats", "_ids", "_keys", "_layouts", "_lengths",
+        "_memory_of", "_rules", "_storages", "_waiting", "names_by_key",
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
@@ -89,6 +90,7 @@ class KnownObjects:
         memories = values if self._memory_of is None else (*map(local, values),)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
+        self._layouts, self._by_others = layouts(memories), optimizer.store.versions.by_others()
         self._keys, self._ids = identities((*members.params, *keys)), identities(values)
         self._dead: list[object] = []
         storages = {id(s): s for s in map(torch.Tensor.untyped_storage, memories)}
@@ -157,8 +159,13 @@ class KnownObjects:
             return None
         if identities(values) != self._ids:
             return None
-        if addresses(values if self._memory_of is None else tuple(map(self._memory_of, values))) != self._at:
+        memories = values if self._memory_of is None else tuple(map(self._memory_of, values))
+        if addresses(memories) != self._at:
             return None
+        if (by_others := optimizer.store.versions.by_others()) != self._by_others:
+            if layouts(memories) != self._layouts:
+                return None
+            self._by_others = by_others
         if self._waiting and any(params[i].grad is not None for i in self._waiting):
             return None
         return Found(params, (*map(_grad, params),), values)

@@ -97,7 +97,7 @@ class StepFactor:
         self._known, self._max_norm, self._owned = known, optimizer.max_grad_norm, owned
         #: The factor on each device of the plan.
         self.factors: Factors = {}
-        self._devices: list[_Gradients] = []
+        self._devices: list[Gradients] = []
         self._buckets: tuple[Bucket, ...] = ()
         self._transport = optimizer.transport
         params = [p for _, _, p in occurrences(optimizer)]
@@ -133,7 +133,12 @@ class StepFactor:
             self.on(self._home)
         transport, meshes = None if self._owned else self._transport, [*self._meshes.values()]
         on_gpus_first = sorted(by_device.items(), key=lambda each: each[0].type == "cpu")
-        self._devices = [_Gradients(device, places, meshes, transport) for device, places in on_gpus_first]
+        self._devices = [Gradients(device, places, meshes, transport) for device, places in on_gpus_first]
+
+    @property
+    def alone(self) -> Gradients | None:
+        """The gradients whose squares are added; None: those of other devices, or meshes, are added, too."""
+        return self._devices[0] if len(self._devices) == 1 and not self._meshes else None
 
     def prepare(self, optimizer: RuleOptimizer) -> FactorUpdate:
         """Return the factor of a step whose updates are prepared; nothing changes.
@@ -234,7 +239,7 @@ class _Place(NamedTuple):
     mesh: Mesh | None
 
 
-class _Gradients:
+class Gradients:
     """All gradients on one device, of which each parameter's is there once.
 
     Args:
@@ -261,6 +266,16 @@ class _Gradients:
         found = np.concatenate([table.column(1) for table in tables]) if tables else np.zeros(0, np.uint64)
         for each, rows in zip(self.squares.lists, self._rows, strict=True):
             each.take(found[rows])
+
+    def cells(self) -> dict[int, tuple[int, int]]:
+        """Return, for the rows of all buckets, which list of squares that has chunks holds a gradient's address, and in
+        which word."""
+        found: dict[int, tuple[int, int]] = {}
+        lists = [(x.table.row_words, rows) for x, rows in zip(self.squares.lists, self._rows, strict=True) if x.chunks]
+        for i, (words, rows) in enumerate(lists):
+            at, stride = words.ctypes.data, words.strides[0]
+            found.update((row, (i, at + stride * k)) for k, row in enumerate(rows.tolist()))
+        return found
 
     def _make(self, buckets: Sequence[Bucket], dtypes: Sequence[torch.dtype | None]) -> None:
         tables = [bucket.sweep.table for bucket in buckets]

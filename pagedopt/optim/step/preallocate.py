@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...formats.floating import known, real_dtype
 from ...rules.rule import check_rule
-from ...system.look.parts import compiled_look
+from ...system.look.build import compiled_look
 from ...tables.shards import local
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
@@ -49,6 +49,6 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     for device in {m.param.device for m in found if m.param.is_cuda}:
         if any(arena.way(store.host_access) == "staged" for arena in store.on(device)):
             store.ring(device)
-    compiled_look()  # loads it now, if its self-test has passed
+    compiled_look()  # loads it now, if it has been compiled
     optimizer.preallocated.update((m.param, m.entry) for m in found)
     optimizer.warm = True

@@ -1,11 +1,13 @@
-"""A step in one compiled call, once the same step has been taken before (:mod:`pagedopt.system.look`)."""
+"""A step in one compiled call (:mod:`pagedopt.system.look`), once the same step has been taken before."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,21 +15,25 @@ import torch
 from torch.optim import optimizer as torch_hooks
 
 from ...common.patience import Patience
+from ...kernels import team
 from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.cuda import virtual
 from ...system.cuda.driver import CudaError, check_code
 from ...system.interrupts import Uninterrupted
-from ...system.look import words
-from ...system.look.parts import Look, compiled_look, is_wanted, pending
-from ...system.look.record import ABSENT, Numbers, Record, Row
+from ...system.look.build import ANEW, DONE, LONG, REFUSED, compiled_look, is_wanted, pending
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
+from .bucket import Bucket
+from .factor import SCALING, Scaling
+from .host_numbers import HostNumbers
 from .launches import Launches
-from .quick_launch import QuickLaunch, QuickNumbers, quick_launch
+from .quick_launch import QuickClip, QuickLaunch
 
 #: What groups, rules and numbers raise.
 _OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
+#: Classes of values that cannot change while they are the same object; a subclass may convert itself.
+_FIXED = (type(None), bool, int, float, str, np.bool_, *(t for t in np.sctypeDict.values() if issubclass(t, np.number)))
 #: The list of gradients in a pointer table.
 _GRADS = 1
 #: A CPU step over more elements runs the long way, which lets other Python threads run meanwhile.
@@ -45,13 +51,13 @@ class QuickStep:
         optimizer: which has just taken the step.
         known: the record of that step.
         launches: those of its buckets that have a gradient.
-        numbers: those of each launch.
-        record: what the look compares.
+        clip: what gradients are clipped by; None: they are not.
+        look: what compares, launches and counts.
     """
 
     __slots__ = (
-        "_asks", "_forks", "_groups_change", "_groups_hold", "_index", "_known", "_launches", "_numbers", "_on_cpu",
-        "_record", "_settings", "_tables", "_threads",
+        "_asks", "_clip", "_factor", "_forks", "_index", "_known", "_launches", "_look", "_on_cpu", "_settings",
+        "_threads",
     )  # fmt: skip
 
     def __init__(
@@ -59,149 +65,133 @@ class QuickStep:
         optimizer: RuleOptimizer,
         known: Launches,
         launches: Sequence[QuickLaunch],
-        numbers: Sequence[QuickNumbers],
-        record: Record,
+        clip: QuickClip | None,
+        look: Any,
     ) -> None:
-        self._known, self._launches, self._numbers, self._record = known, launches, numbers, record
-        self._on_cpu, self._threads = launches[0].team is not None, torch.get_num_threads()
-        self._index = launches[0].bucket.sweep.device.index
-        self._groups_change, self._groups_hold = False, True
+        self._known, self._launches, self._clip, self._look = known, launches, clip, look
+        #: By which gradients are multiplied.
+        self._factor = launches[0].bucket.sweep.factor
+        device = launches[0].bucket.sweep.device
+        self._on_cpu, self._index, self._threads = device.type == "cpu", device.index, torch.get_num_threads()
         self._forks, self._settings = _forks, _settings(optimizer)
         rule_of, format_of, *_ = self._settings
         depends = not getattr(rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
         self._asks = depends or mapping or format_of is not RuleOptimizer.state_format_of
-        self._tables = tuple([launch.bucket.sweep.table for launch in launches])
 
     @classmethod
-    def of(cls, optimizer: RuleOptimizer, known: Launches, look: Look) -> QuickStep | None:
+    def of(cls, optimizer: RuleOptimizer, known: Launches, extension: Any) -> QuickStep | None:
         """Return the quick step of launches that were just taken; None: they need more than a look can do."""
         groups, store = optimizer.param_groups, optimizer.store
         buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
-        if any(bucket.sweep.device.type == "cuda" for bucket in buckets) and not look.parts[words.LAUNCH_KERNEL]:
-            return None
-        launches = [launch for launch in map(quick_launch, buckets) if launch is not None]
-        if not launches or len(launches) < len(buckets) or known.sharded or store.limits.budget.auto:
+        if not buckets or not all(map(_serves, buckets)) or known.sharded or store.limits.budget.auto:
             return None
         if any(group.get("capturable") for group in groups) or len({bucket.sweep.device for bucket in buckets}) > 1:
             return None
-        if launches[0].team is not None and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
+        on_cpu = buckets[0].sweep.device.type == "cpu"
+        if not on_cpu and not extension.finds_driver():
             return None
-        rows = [ABSENT] * sum(len(group["params"]) for group in groups)
-        counted: list[Numbers] = []
-        numbers: list[QuickNumbers] = []
-        for i, (bucket, its_numbers, *_) in enumerate(launches):
+        if on_cpu and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
+            return None
+        clip, squares = None, {}
+        if (factor := known.factor) is not None and optimizer.max_grad_norm is not None:
+            if (gradients := factor.alone) is None:
+                return None
+            clip, squares = QuickClip(gradients, factor.factors[gradients.device]), gradients.cells()
+        first = dict(zip(known.buckets, accumulate((b.count for b in known.buckets), initial=0), strict=False))
+        rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
+        counted: list[tuple[int, list[int]]] = []
+        launches: list[QuickLaunch] = []
+        for i, bucket in enumerate(buckets):
             table = bucket.sweep.table
             here = np.delete(np.arange(bucket.count), table.absent)
             cells, stored = (each[here].tolist() for each in table.words_of_addresses(_GRADS))
             at = table.addresses_of(0)
             for row, cell, copy in zip(here.tolist(), cells, stored, strict=True):
-                rows[bucket.positions[row]] = Row(i, at[row], cell, copy)
-            numbers.append(QuickNumbers(launches[i], len(counted), here if table.absent else None))
-            for state in its_numbers.states:
+                rows[bucket.positions[row]] = i, at[row], cell, copy, *squares.get(first[bucket] + row, (-1, 0))
+            launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
+            for state in launches[-1].states:
                 if (found := state.addresses()) is None:
                     return None
-                addresses, itemsize = found
-                counted.append(Numbers(itemsize, addresses[here] if table.absent else addresses))
+                counted.append((found[1], found[0][here].tolist()))
+        parallel, count = team.openmp(), 0 if clip is None else clip.count
         try:
-            record = Record(
-                look, groups, rows, [launch.words for launch in launches], optimizer.state,
-                known.objects.names_by_key, counted, store.versions.counters * len(launches),
+            look = extension.Look(
+                groups, rows, len(launches), count, optimizer.state, known.objects.names_by_key, counted,
+                store.versions.counters * len(launches), _FIXED,
+                0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
             )  # fmt: skip
         except TypeError:  # a value, or a class of tensors, that may change while it is the same object
             return None
-        if not record.note(groups) or not known.still_hold(optimizer):
+        bound = all(each.bind(look.launch(i)) for i, each in enumerate(launches, count))
+        if not bound or (clip is not None and not clip.bind(look)) or not known.still_hold(optimizer):
             return None
-        for launch in launches:
-            launch.words.clear()  # they are in the record
-        return cls(optimizer, known, launches, numbers, record)
+        return cls(optimizer, known, launches, clip, look)
 
     def prepare(self, optimizer: RuleOptimizer) -> int:
         """Prepare numbers for the step, from today's groups.
 
         Returns:
-            ``DONE``; or why this is no quick step (a number of :mod:`pagedopt.system.look.words`).
+            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look.build`).
 
         Raises:
             Exception: what groups, rules and numbers raise.
         """
         if not self._still_hold(optimizer):
-            return words.ANEW
+            return ANEW
         if not self._may_run(optimizer):
-            return words.PROFILED
-        if not self._groups_hold:  # an interrupt came while values were taken
-            for each in self._numbers:
-                each.forget_groups()
-        if (self._asks or not self._groups_hold) and not self._known.objects.same_rules(optimizer):
-            return words.ANEW
-        self._groups_hold = True
-        # Values that have changed before the last step will have now; of others the look finds out.
-        if self._groups_change and not self._take_values(optimizer, self._record.take_again):
-            return words.ANEW
-        return self._prepare_numbers(optimizer)
-
-    def prepare_again(self, optimizer: RuleOptimizer, why: int) -> int:
-        """Prepare once more, after a run has found groups or counts to be other ones."""
-        if why == words.COUNTS_DIFFER:
-            for each in self._numbers:
-                each.forget_counts()
-        else:
-            found = self._record.compare_groups(optimizer.param_groups)
-            if found == words.OTHER_ITEMS or not self._take_values(optimizer, self._record.take_groups):
-                return words.ANEW
-        return self._prepare_numbers(optimizer)
-
-    def _take_values(self, optimizer: RuleOptimizer, take: Callable[[Any], list[tuple[int, str, Any]] | None]) -> bool:
-        """Take new values of groups; return False if only a step prepared anew can."""
-        self._groups_hold = False
-        if (changed := take(optimizer.param_groups)) is None:
-            return False
-        self._groups_change = bool(changed)
-        for each in self._numbers:
-            each.take_values(changed)
-        self._groups_hold = not changed or self._known.objects.same_rules(optimizer)
-        return self._groups_hold
-
-    def _prepare_numbers(self, optimizer: RuleOptimizer) -> int:
+            return LONG
+        changed = self._look.take(optimizer.param_groups)
+        if changed is None or ((changed or self._asks) and not self._known.objects.same_rules(optimizer)):
+            return ANEW
         ahead: Ahead = {}
-        # Numbers are read from where they were: first see that they are there.
-        for each in self._numbers:
-            if each.reads and not self._record.same_state(optimizer.state):
-                return words.ANEW
-            if not each.prepare(optimizer, self._record, ahead):
-                return words.ANEW
-        return words.DONE
+        for each in self._launches:
+            if not each.prepare(optimizer, self._look, changed, ahead):
+                return ANEW
+        if (factor := self._factor) is not None:
+            scaling = Scaling() if vars(optimizer).keys().isdisjoint(SCALING) else Scaling.of(optimizer)
+            factor.clip_to(optimizer._max_grad_norm)
+            factor.scale_by(*scaling)
+            if scaling.found_inf is not None and float(scaling.found_inf):
+                return LONG
+        return DONE
 
     def run(self, optimizer: RuleOptimizer) -> int:
-        """Take the prepared step, if only addresses of gradients are other ones than before.
+        """Take the prepared step, if only gradients and their addresses are other ones than before.
 
         Returns:
-            a number of :mod:`pagedopt.system.look.words`; if it is not ``DONE``, nothing has happened.
+            ``DONE``; or why not: then nothing has happened.
 
         Raises:
             CudaError, MemoryError: a launch failed behind another one, or in the middle; the optimizer is damaged.
         """
         if self._on_cpu:
-            return self._look(optimizer)
-        stream = internals.current_stream(self._index)
-        buffers = self._borrow(stream)
-        found = words.IN_USE
+            return self._run(optimizer)
+        stream, found, clip = internals.current_stream(self._index), LONG, self._clip
         try:
-            found = self._look(optimizer)
+            if clip is not None:
+                clip.borrow(stream)
+            for each in self._launches:
+                each.borrow(stream)
+            found = self._run(optimizer)
         finally:
-            for buffer, launch in zip(buffers, self._launches, strict=True):
-                if found == words.DONE:
-                    buffer.written(launch.bucket.sweep.table.host)
-                    buffer.read_on(stream)
-                else:
-                    buffer.give_back()
+            for each in (*self._launches, *(() if clip is None else clip.launches)):
+                each.give_back(stream, found == DONE)
+        return found
+
+    def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
+        """Whether the same state has another layout over the same memory."""
+        found: bool = self._look.other_layout(optimizer.state)
         return found
 
     def _still_hold(self, optimizer: RuleOptimizer) -> bool:
-        """Whether settings are what they were when the record was made."""
+        """Whether settings are what they were when the look was made."""
         if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
             return False
-        if optimizer._max_grad_norm is not None or optimizer.scaled:  # multiplies_gradients, written out
+        clip = self._clip
+        if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
+            return False
+        if clip is not None and not clip.holds:
             return False
         if _settings(optimizer) != self._settings:
             return False
@@ -213,6 +203,8 @@ class QuickStep:
             return False
         if torch_hooks._global_optimizer_pre_hooks or torch_hooks._global_optimizer_post_hooks:
             return False
+        if self._clip is not None and internals.in_backward():  # where the norm is not known yet
+            return False
         if internals.has_function_modes() and not internals.only_default_devices():
             return False
         if (store := optimizer.store).arenas:
@@ -223,53 +215,38 @@ class QuickStep:
             return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
 
-    def _borrow(self, stream: int) -> list[Any]:
-        """Return a buffer for each table, and enter them into the record."""
-        buffers: list[Any] = []
-        for i, launch in enumerate(self._launches):
-            host = launch.bucket.sweep.table.host
-            buffer = launch.bucket.sweep.transport.borrow(host, stream)
-            buffers.append(buffer)
-            in_flight = buffer.guarded is not None
-            stale = 0 if in_flight else 8 * buffer.stale(host)
-            buffer.guarded = stream  # before the launch: an interrupt may come behind it
-            self._record.set_launch(i, {
-                words.ARGUMENT: buffer.argument, words.STREAM: stream, words.EVENT: buffer.event,
-                words.TARGET: buffer.source, words.STALE: stale, words.IN_FLIGHT: in_flight,
-            })  # fmt: skip
-        return buffers
-
-    def _look(self, optimizer: RuleOptimizer) -> int:
-        for table in self._tables:
-            if not table.begin_writing():
-                return words.ANEW  # an interrupt came behind a look: the long way writes the table again
-        found = self._record.look(optimizer.param_groups, optimizer.state)
-        for i, table in enumerate(self._tables):
-            table.end_writing(self._record.has_moved(i))
-            self._numbers[i].looked(found == words.DONE)
-            if found == words.DONE:
-                self._launches[i].bucket.sweep.launches += 1
-        if found >= 2 * words.REFUSED:
-            self._fail(optimizer, found - 2 * words.REFUSED)
-        if self._on_cpu and found == words.DONE:
-            self._check_teams(optimizer)
-        return found
-
-    def _fail(self, optimizer: RuleOptimizer, code: int) -> None:
+    def _run(self, optimizer: RuleOptimizer) -> int:
+        for each in self._launches:
+            if not each.bucket.sweep.table.begin_writing():
+                return ANEW  # an interrupt came behind a look: the long way writes the table again
+        found: int = self._look.step(optimizer.param_groups, optimizer.state)
+        for each in self._launches:
+            each.looked(found == DONE)
+        if self._clip is not None:
+            self._clip.looked()
+            if found == DONE:
+                assert self._known.factor is not None, "it clips"
+                optimizer.clipped_by = self._known.factor.factors
         try:
-            check_code("cuLaunchKernel", code)
-        except CudaError as error:
+            if found >= 2 * REFUSED:
+                check_code("cuLaunchKernel", found - 2 * REFUSED)
+            for each in self._launches if found == DONE else ():
+                if each.call is not None and each.call.words[4]:
+                    each.call.check()
+        except (CudaError, MemoryError) as error:
             optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
             raise
+        return found
 
-    def _check_teams(self, optimizer: RuleOptimizer) -> None:
-        for launch in self._launches:
-            if launch.team is not None and launch.team.words[4]:
-                try:
-                    launch.team.check()
-                except MemoryError as error:
-                    optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
-                    raise
+
+def _serves(bucket: Bucket) -> bool:
+    """Whether a bucket is one launch, over rows where they lie, with numbers of the host."""
+    sweep, numbers = bucket.sweep, bucket.numbers
+    if not (bucket.as_it_is and bucket.route is None and sweep.table.whole_rows):
+        return False
+    if not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
+        return False
+    return sweep.device.type == "cpu" or (sweep.transport.lends_host_memory and len(sweep.table.host.chunk_words) > 0)
 
 
 def _settings(optimizer: RuleOptimizer) -> tuple[Any, ...]:
@@ -296,6 +273,8 @@ class QuickSteps:
 
     def __init__(self, before: QuickSteps | None = None) -> None:
         self._wanted: bool = is_wanted() if before is None else before._wanted
+        if self._wanted:
+            compiled_look()  # begins to compile it, where that has not been done
         self.step: QuickStep | None = None
         self.patience = Patience(MAX_PATIENCE)
         self._equal = 0
@@ -304,30 +283,25 @@ class QuickSteps:
         """Take a step; return whether it was taken.  Otherwise the optimizer is as it was."""
         if (step := self.step) is None:
             return False
+        found = ANEW  # also behind an interrupt: what was taken of groups may not be in the table
         try:
-            found = step.prepare(optimizer)
-        except _OF_NUMBERS:
-            found = words.ANEW  # of numbers as they were, perhaps; the long way says what is wrong with those of now
-        if self.step is not step:  # a signal handler has taken a step
-            return False
-        if found == words.DONE:
-            found = step.run(optimizer)
-            if found in (words.GROUPS_DIFFER, words.COUNTS_DIFFER):
-                found = self._run_again(step, optimizer, found)
-        if found in (words.ANEW, words.CHANGED, words.GROUPS_DIFFER, words.COUNTS_DIFFER):
-            self.step, self._equal = None, 0
-            self.patience.lost()
-        self.patience.served += found == words.DONE
-        return found == words.DONE
-
-    def _run_again(self, step: QuickStep, optimizer: RuleOptimizer, why: int) -> int:
-        try:
-            found = step.prepare_again(optimizer, why)
-        except _OF_NUMBERS:
-            return words.ANEW
-        if self.step is not step:
-            return words.PROFILED
-        return step.run(optimizer) if found == words.DONE else found
+            if (why := step.prepare(optimizer)) != DONE:
+                found = why
+            elif self.step is step:
+                found = step.run(optimizer)
+            else:  # a signal handler has taken a step
+                found = LONG
+        except _OF_NUMBERS:  # of numbers as they were, perhaps; the long way says what is wrong with those of now
+            if optimizer.damaged:
+                raise
+        finally:
+            if found == ANEW and self.step is step:
+                if step.finds_other_layout(optimizer):  # which Python's look may not notice
+                    optimizer._launches = None
+                self.step, self._equal = None, 0
+                self.patience.lost()
+            self.patience.served += found == DONE
+        return found == DONE
 
     def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches | None) -> None:
         """Note a step that was taken the long way; ``before``: the record of the step before."""
@@ -339,8 +313,8 @@ class QuickSteps:
                 self._equal = 0
                 # The step is done: an error must not come for want of the next one.  A signal is not lost.
                 with Uninterrupted(), contextlib.suppress(Exception):
-                    if (look := compiled_look()) is not None:
-                        self.step = QuickStep.of(optimizer, now, look)
+                    if (extension := compiled_look()) is not None:
+                        self.step = QuickStep.of(optimizer, now, extension)
                 if self.step is None and not pending():
                     self._equal = -RETRY
 

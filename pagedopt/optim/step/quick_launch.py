@@ -1,160 +1,230 @@
-"""A launch of a step in one compiled call, and the numbers that it is given in each."""
+"""The launches of a step in one compiled call, and the numbers that each is given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from ...kernels import cpu, team
-from ...system.look import words
-from ...system.look.record import Record
+from ...kernels import cpu, cuda
+from ...launch.factor import Factor
+from ...launch.sums import total_at
+from ...tables.layout import HostTable
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
+from .factor import Gradients
 from .host_numbers import HostNumbers
 from .hyperparameters import KnownScalars, scalars_of
 
-
-class QuickLaunch(NamedTuple):
-    """A launch of a quick step.
-
-    Attributes:
-        bucket: its table.
-        numbers: what its table is given in each step.
-        words: those of a record's launch.
-        team: the arguments of a CPU kernel; None: on a GPU.
-    """
-
-    bucket: Bucket
-    numbers: HostNumbers
-    words: list[int]
-    team: team.Call | None
+#: A value of a group: its index, key and value.
+Changed = tuple[int, str, Any]
 
 
-class QuickNumbers:
-    """The numbers of a launch, for a record: in Python alone where all its rows have one step count.
+class TableLaunch:
+    """A launch over one table.
 
     Args:
-        launch: it.
-        first: the index of its first numbers in the record.
+        host: the table.
+        kernel: the compiled kernel.
+        transport: how the table reaches a GPU; None: it is read on a CPU.
+
+    Attributes:
+        launch: what the look knows of it.
+        call: the arguments of a CPU kernel.
+    """
+
+    __slots__ = ("_buffer", "_kernel", "_transport", "call", "host", "launch")
+
+    def __init__(self, host: HostTable, kernel: Any, transport: Any = None) -> None:
+        self.host, self._kernel, self._transport = host, kernel, transport
+        self.launch: Any = None
+        self.call: Any = None
+        self._buffer: Any = None
+
+    def bind(self, launch: Any) -> bool:
+        """Tell the look what is launched; return False if it cannot be."""
+        host, self.launch = self.host, launch
+        if self._transport is None:
+            entry = None if self._kernel is None else cpu.entry(self._kernel, host, torch.get_num_threads())
+            if entry is not None:
+                self.call = entry.call
+                launch.kernel, launch.argument, launch.threads = entry.function, entry.call.address, entry.threads
+            return entry is not None
+        if not self._transport.lends_host_memory:
+            return False
+        launch.kernel, launch.threads = self._kernel.handle, self._kernel.threads
+        launch.blocks = self._kernel.grid(len(host.chunk_words))
+        launch.source, launch.rows_end = host.words.ctypes.data, 8 * host.rows_end
+        return True
+
+    def borrow(self, stream: int) -> None:
+        """Take a buffer for the table, and tell the look of it."""
+        buffer, launch = self._transport.borrow(self.host, stream), self.launch
+        self._buffer = buffer
+        launch.in_flight = in_flight = buffer.guarded is not None
+        launch.stale = 0 if in_flight else 8 * buffer.stale(self.host)
+        buffer.guarded = stream  # before the launch: an interrupt may come behind it
+        launch.argument, launch.stream, launch.event = buffer.argument, stream, buffer.event
+        launch.target = buffer.source
+
+    def give_back(self, stream: int, launched: bool) -> None:
+        """Give the buffer back, behind the launch if there was one."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is None:
+            return
+        if launched:
+            buffer.written(self.host)
+            buffer.read_on(stream)
+        else:
+            buffer.give_back()
+
+
+class QuickLaunch(TableLaunch):
+    """A launch that updates parameters, and the numbers that its table is given in each step.
+
+    Args:
+        bucket: whose launch it is.
+        first: the index of its first numbers in the look.
         present: the rows that take the step; None: all.
+
+    Attributes:
+        states: what reads and writes the bucket's numbers.
     """
 
     __slots__ = (
-        "_compute", "_counts", "_first", "_groups", "_host", "_known", "_launch", "_numbers", "_pattern", "_present",
-        "_rows_stamp", "_scalars", "_step", "_table", "_takes_step", "reads",
+        "_first", "_groups", "_known", "_numbers", "_pattern", "_present", "_rows_stamp", "_scalars", "_step", "bucket",
+        "states",
     )  # fmt: skip
 
-    def __init__(self, launch: QuickLaunch, first: int, present: npt.NDArray[np.int64] | None) -> None:
-        self._launch, self._first, self._present, self._numbers = launch, first, present, launch.numbers
-        self._table, rule = launch.bucket.sweep.table, launch.bucket.sweep.rule
-        self._host, self._counts = self._table.host, launch.numbers.states
-        self._rows_stamp = self._host.rows_stamp
-        # What Rule.uniforms() does besides: groups give floats alone here, and the table makes floats of the results.
-        self._compute, self._takes_step = rule.program.on_numbers, "step" in rule.scalars
-        self._pattern, self._groups = launch.numbers.pattern, launch.numbers.groups_of_sets
+    def __init__(self, bucket: Bucket, first: int, present: Any) -> None:
+        sweep, on_cpu = bucket.sweep, bucket.sweep.device.type == "cpu"
+        kernel, transport = (sweep.kernel, None) if on_cpu else (sweep.ready(), sweep.transport)
+        super().__init__(sweep.table.host, kernel, transport)
+        assert isinstance(bucket.numbers, HostNumbers), "asked before"
+        self.bucket, self._first, self._present, self._numbers = bucket, first, present, bucket.numbers
+        self._rows_stamp, self.states = self.host.rows_stamp, bucket.numbers.states
+        self._pattern, self._groups = self._numbers.pattern, self._numbers.groups_of_sets
+        self._forget()
+
+    def _forget(self) -> None:
         self._known: KnownScalars = {}
         self._scalars: KnownScalars = {}  # where all rows have one step count
         self._step: float | None = None  # the step count after the next step; None: read it
-        #: Whether the next step reads numbers from state.
-        self.reads = bool(self._counts)
 
-    def forget_groups(self) -> None:
-        """Read the groups anew in the next step."""
-        self._known, self._scalars = {}, {}
+    def prepare(self, optimizer: RuleOptimizer, look: Any, changed: Sequence[Changed], ahead: Ahead) -> bool:
+        """Put the numbers of the next step into table and look; return False if these cannot be used any more.
 
-    def take_values(self, changed: Sequence[tuple[int, str, Any]]) -> None:
-        """Take values of groups that are other ones now: the group's index, key and value of each."""
-        self._known = {}
+        Args:
+            changed: values of groups that are other ones now.
+        """
+        numbers, sweep = self._numbers, self.bucket.sweep
+        if self.host.rows_stamp != self._rows_stamp:  # a step the long way may have written rows
+            return False
+        if numbers.pattern is not self._pattern:  # in a step the long way
+            self._pattern, self._groups = numbers.pattern, numbers.groups_of_sets
+            self._forget()
         for index, key, value in changed:
+            self._known = {}
             if (scalars := self._scalars.get(index)) is not None:
                 if type(value) is float and key in scalars:
                     scalars[key] = value
                 else:
                     self._scalars = {}
-
-    def forget_counts(self) -> None:
-        """Read the step counts anew in the next step."""
-        self._step, self.reads = None, bool(self._counts)
-
-    def prepare(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> bool:
-        """Put the numbers of the next step into table and record; return False if these cannot be used any more."""
-        if self._host.rows_stamp != self._rows_stamp:  # a step the long way may have written rows
-            return False
-        if self._numbers.pattern is not self._pattern:  # in a step the long way
-            self._pattern, self._groups = self._numbers.pattern, self._numbers.groups_of_sets
-            self.forget_groups()
-            self.forget_counts()
-        if self._groups is None or not self._prepare_alike(optimizer, record):
-            self._prepare_each(optimizer, record, ahead)
-        self._rows_stamp = self._host.rows_stamp  # of rows that may be in other sets now
-        return self._table.host is self._host
-
-    def looked(self, taken: bool) -> None:
-        """Note that a look has come to its end, and whether the step was taken."""
-        self._rows_stamp = self._host.rows_stamp
-        if taken and self._step is not None:
-            self._step += 1.0
-
-    def _prepare_alike(self, optimizer: RuleOptimizer, record: Record) -> bool:
-        """Prepare, if all rows have one step count, or none; return whether it is so."""
-        if (step := self._step) is None and self._counts:
-            found = self._counts[0].read((), (), {})
-            if not isinstance(found, float):
+        if self.states and self._step is None and not look.same_state(optimizer.state):
+            return False  # numbers are read from where they were
+        if self._groups is None or not self._prepare_alike(optimizer, look):
+            now = numbers.prepare(optimizer, (), ahead, self._known)
+            if sweep.table.host is not self.host:
                 return False
-            step = self._step = found
-            self.reads = False
-            record.expect(self._first, True)
+            sweep.set_scalars(now.sets, now.seeds)
+            for number, (_, _, coming) in enumerate(now.counts, self._first):
+                if isinstance(coming, float):
+                    look.set_number(number, coming, False)
+                else:
+                    look.set_numbers(number, coming if self._present is None else coming[self._present])
+        self._rows_stamp = self.host.rows_stamp  # of rows that may be in other sets now
+        return True
+
+    def _prepare_alike(self, optimizer: RuleOptimizer, look: Any) -> bool:
+        """Prepare, if all rows have one step count, or none; return whether it is so."""
+        states, rule, factor = self.states, self.bucket.sweep.rule, self.bucket.sweep.factor
+        if states and self._step is None:
+            if not isinstance(found := states[0].read((), (), {}), float):
+                return False
+            self._step = found
         if not self._scalars:
             assert self._groups is not None, "asked before"
             groups = optimizer.param_groups
-            rule = self._launch.bucket.sweep.rule
             self._scalars = {i: scalars_of(rule, groups[i], optimizer.defaults) for i in self._groups}
-        if step is not None:
-            record.set_number(self._first, step)
-        sets = []
-        for scalars in self._scalars.values():
-            if self._takes_step:
-                scalars["step"] = step
-            sets.append(self._compute(**scalars))
-        self._host.set_scalars(sets)
+        if states:
+            look.set_number(self._first, self._step, True)
+        # What Rule.uniforms() does besides: groups give floats alone here, and the table makes floats of the results.
+        step = {"step": self._step} if "step" in rule.scalars else {}
+        sets = [rule.program.on_numbers(**scalars, **step) for scalars in self._scalars.values()]
+        self.host.set_scalars(sets if factor is None else [[*uniforms, factor.word] for uniforms in sets])
         return True
 
-    def _prepare_each(self, optimizer: RuleOptimizer, record: Record, ahead: Ahead) -> None:
-        now = self._numbers.prepare(optimizer, (), ahead, self._known)
-        if self._table.host is self._host:
-            self._launch.bucket.sweep.set_scalars(now.sets, now.seeds)
-            for number, (_, _, coming) in enumerate(now.counts, self._first):
-                here = self._present
-                record.expect(number, False)
-                record.set_number(number, coming if here is None or isinstance(coming, float) else coming[here])
+    def looked(self, taken: bool) -> None:
+        """Note that a look has come to its end, and whether the step was taken."""
+        self.bucket.sweep.table.end_writing(self.launch.moved)
+        self.launch.moved = False
+        self._rows_stamp = self.host.rows_stamp
+        if not taken:
+            self._step = None
+            return
+        self.bucket.sweep.launches += 1
+        if self._step is not None:
+            self._step += 1.0
 
 
-def quick_launch(bucket: Bucket) -> QuickLaunch | None:
-    """Return the launch of a bucket; None: it is not one launch, over rows where they lie, with numbers of the host."""
-    sweep, numbers = bucket.sweep, bucket.numbers
-    simple = bucket.as_it_is and bucket.route is None and sweep.table.whole_rows
-    if not simple or sweep.factor is not None or not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
-        return None
-    found, host = [0] * words.LAUNCH, sweep.table.host
-    if sweep.device.type == "cpu":
-        entry = None if sweep.kernel is None else cpu.entry(sweep.kernel, host, torch.get_num_threads())
-        if entry is None:
-            return None
-        found[words.KERNEL], found[words.THREADS] = entry.function, entry.threads
-        found[words.ARGUMENT] = entry.call.address
-        return QuickLaunch(bucket, numbers, found, entry.call)
-    if not sweep.transport.lends_host_memory or not len(host.chunk_words):  # without chunks nothing is launched
-        return None
-    kernel = sweep.ready()
-    found[words.KERNEL], found[words.THREADS] = kernel.handle, kernel.threads
-    found[words.BLOCKS] = kernel.grid(len(host.chunk_words))
-    found[words.SOURCE], found[words.ROWS_END] = host.words.ctypes.data, 8 * host.rows_end
-    return QuickLaunch(bucket, numbers, found, None)
+class QuickClip:
+    """The launches that add the squares of all gradients on one device, and what takes their norm: the factor.
+
+    Args:
+        gradients: they.
+        factor: it.
+
+    Attributes:
+        launches: one for each list of gradients.
+        count: how many launches come in front of all updates.
+    """
+
+    def __init__(self, gradients: Gradients, factor: Factor) -> None:
+        self._gradients, self._squares, self._factor = gradients, gradients.squares, factor
+        self.launches = [TableLaunch(*each) for each in self._squares.launches()]
+        self._total: Any = None  # on a GPU, a launch
+        self._argument = total_at(*self._squares.place, 0, factor)
+        self.count = len(self.launches) + (factor.device.type == "cuda")
+
+    @property
+    def holds(self) -> bool:
+        """Whether a step the long way has made no other tables of squares since."""
+        return self._gradients.squares is self._squares
+
+    def bind(self, look: Any) -> bool:
+        """Tell the look what is launched; return False if it cannot be."""
+        if (device := self._factor.device).type == "cpu":
+            look.clip_with(*self._squares.place, self._factor.address)
+        else:
+            kernel, self._total = cuda.total_kernel(device.index), look.launch(len(self.launches))
+            self._total.kernel, self._total.threads, self._total.blocks = kernel.handle, kernel.threads, kernel.grid(1)
+            self._total.argument = self._argument.ctypes.data
+        return all(each.bind(look.launch(i)) for i, each in enumerate(self.launches))
+
+    def borrow(self, stream: int) -> None:
+        """Take a buffer for each table, on a GPU."""
+        for each in self.launches:
+            each.borrow(stream)
+        self._total.stream = stream
+
+    def looked(self) -> None:
+        """Note that a look has come to its end."""
+        for each in self.launches:
+            if each.launch.moved:
+                each.launch.moved = False
+                each.host.rows_changed()
 
 
-__all__ = ["QuickLaunch", "QuickNumbers", "quick_launch"]
+__all__ = ["QuickClip", "QuickLaunch", "TableLaunch"]

@@ -1,1 +1,1 @@
-"""One compiled call that looks at an optimizer, launches its step and counts it: what it relies on, and its record."""
+"""One compiled call that looks at an optimizer, launches its step and counts it (``look.cpp``), and how it is built."""
