@@ -236,6 +236,7 @@ def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
 def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int, clip: float | None) -> None:
     """The learning rate is a new one, as in some steps before."""
+
     def made() -> World:
         params = parameters()
         world = World(PagedAdamW(groups_of(params), **ADAMW, max_grad_norm=clip), params)
