@@ -21,9 +21,11 @@ EVERY = [
 WITH_NVRTC = ("jit_or_aot", "vertical_fusion")
 #: What is right of toys, too: it is counted.
 MET = {
-    "the loop launches M x N, off by",
-    "foreach's extra is one intermediate of its group, off by",
-    "square of square: bytes by the model, off from what they must be",
+    "optimizer_ladder": (
+        "the loop launches M x N, off by",
+        "foreach's extra is one intermediate of its group, off by",
+    ),
+    "vertical_fusion": ("square of square: bytes by the model, off from what they must be",),
 }
 
 
@@ -38,7 +40,8 @@ def test_toys_are_measured_on_a_cpu(name: str, tmp_path: Path) -> None:
         assert known["complete"]
         assert known["rows"]
         shown(part, known["rows"])
-    assert {bar["met"] for bar in found["verdicts"] if bar["work"] in MET} <= {True}
+    met = {bar["work"]: bar["met"] for bar in found["verdicts"]}
+    assert all(met[title] for title in MET.get(name, ()))
     if (page := note.NOTES / f"{of.note}.md").exists():
         copied = tmp_path / "note.md"
         copied.write_text(page.read_text())
