@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from experiment_runs import experiment, run_quick, shown
+from experiment_runs import asked, experiment, run_quick, shown
 from nvrtc_support import nvrtc
 
 from experiments.harness import note, question
+from experiments.harness.show import Table
 
 #: One run for ``make test``: whatever the harness does for all of them is in it.
 FIRST = "pointer_transports"
@@ -19,6 +20,8 @@ EVERY = [
 ]
 #: Of which a part compiles CUDA, without a GPU, too.
 WITH_NVRTC = ("jit_or_aot", "vertical_fusion")
+#: Columns that only other rows have: of a first step that compiles for good.
+NOT_OF_TOYS = {"built"}
 #: What is right of toys, too: it is counted.
 MET = {
     "optimizer_ladder": (
@@ -39,7 +42,11 @@ def test_toys_are_measured_on_a_cpu(name: str, tmp_path: Path) -> None:
     for part, known in found["parts"].items():
         assert known["complete"]
         assert known["rows"]
-        shown(part, known["rows"])
+        rows = shown(part, known["rows"])
+        for table in (table for table in asked(part).listed("TABLES") if isinstance(table, Table)):
+            there = {column for row in rows.where(**table.where) for column in row}
+            named = {column for column in table.columns.values() if isinstance(column, str)} - NOT_OF_TOYS
+            assert not there or named <= there, "a table asks for a column that is not measured"
     met = {bar["work"]: bar["met"] for bar in found["verdicts"]}
     assert all(met[title] for title in MET.get(name, ()))
     if (page := note.NOTES / f"{of.note}.md").exists():
