@@ -155,9 +155,3 @@ def test_a_verdict_can_turn(name: str) -> None:
         assert said.holds is holds, said.words
         assert said.words
     assert CLAIMS[name].said(Rows()) is None
-
-
-def test_the_readme_lists_every_experiment() -> None:
-    text = (ROOT / "experiments" / "README.md").read_text()
-    for experiment in question.every():
-        assert re.search(rf"^\| \d* \| `{experiment.name}` \|.*\| \d.* \| \d+ \|$", text, re.MULTILINE), experiment.name

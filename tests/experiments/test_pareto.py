@@ -14,7 +14,7 @@ from experiments.harness.rows import Rows
 from experiments.ladder import pareto
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, CONTENDERS, FOREACH, FUSED, GRAPH, OURS
-from experiments.works.models import HYPER
+from experiments.works.models import HYPER, Work
 from experiments.works.reference import Bound, Reference
 
 
@@ -93,6 +93,16 @@ def test_a_contender_has_two_lives() -> None:
     assert len(built) == 2
     assert row["error"] <= work.tolerance
     assert row["state"] == sum(8 * p.numel() + 4 for p in work.parameters(CPU))
+
+
+def test_a_rival_that_keeps_float32_for_short_tensors_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contenders, "installed", lambda run, names: list(names))  # whatever is here
+    run = quick_run()
+    run.quick, run.device = False, torch.device("cuda")
+    for shape, count in (((64, 64), 2), ((2, 3), 0)):
+        found = [each.name for each in pareto.chosen(run, Work("small", [shape] * 1000), compiled=True)]
+        assert sum("torchao" in name for name in found) == count
+    assert [line for line in run.left_out if "torchao AdamW4bit: keeps float32 for tensors of fewer than 4,096" in line]
 
 
 def test_what_is_in_a_file_takes_no_memory_on_a_cpu() -> None:

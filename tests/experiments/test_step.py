@@ -13,7 +13,7 @@ from experiment_runs import experiment
 from experiments.harness.main import main
 from experiments.harness.run import Run
 from experiments.harness.show import console
-from experiments.step import close_to_a_copy, cpu_step
+from experiments.step import close_to_a_copy, cpu_step, fsdp2
 from experiments.works.contenders import installed, ours, theirs
 from experiments.works.models import Work
 from experiments.works.reference import Bound, Reference
@@ -37,6 +37,12 @@ def test_more_threads_than_can_be_started_are_refused(capsys: pytest.CaptureFixt
 def test_numbers_of_threads_may_be_all_there_are() -> None:
     assert cpu_step.thread_counts("3,1,3") == [1, 3]
     assert cpu_step.thread_counts("all") == [len(os.sched_getaffinity(0))]
+
+
+def test_processes_whose_losses_differ_are_not_compared() -> None:
+    fsdp2.check_losses([2.0, 1.0], [2.0, 1.01])
+    with pytest.raises(RuntimeError, match="losses"):
+        fsdp2.check_losses([2.0, 1.1], [2.0, 1.0])
 
 
 @pytest.mark.parametrize(("build", "right"), [(ours(), True), (theirs(fused=True), True), (None, False)])
