@@ -1,36 +1,15 @@
-"""State in 8 bits beside float32: a real run of toys, the published code, and what is made of rows."""
+"""State in 8 bits beside float32: the published codes, and a twin whose moments are in one."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from experiment_runs import judged, regenerated, run_quick
 
-from experiments.harness.rows import Rows
 from experiments.step import codes
 from experiments.step.codes import BOTH, FIRST, FLOAT32, OURS, RIVAL, Twin, compared
 from experiments.works import codes_8_bits
 from pagedopt.formats import int8
-from pagedopt.formats.int8 import BLOCK, MAX_DECAY
-
-
-@pytest.mark.long
-def test_toys_of_every_decay_and_code_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    rows = Rows(run_quick("codes", tmp_path, plots=["errors"])["parts"]["codes"]["rows"])
-    asked = [(family, which, decay) for (family, which), decays in codes.DECAYS.items() for decay in decays]
-    found = [(row["family"], row["which"], (row["beta1"], row["decay"]) if row["beta1"] else row["decay"])
-             for row in rows.where(code=FLOAT32)]  # fmt: skip
-    assert found == asked
-    for row in rows:
-        assert (row["error"] == row["turned"] == 0) is (row["code"] == FLOAT32)
-        assert row["error"] < 5, "no step but the last few was taken in another code"
-        assert ("bias" in row) is ("worst" in row) is (row["which"] == BOTH)
-        assert abs(row.get("bias", 0)) < 1
-    both, first = (list(table.shown(codes.derive(rows))) for table in codes.TABLES)
-    assert (len(both[0][2]), len(first[0][2])) == (27, 18)
+from pagedopt.formats.int8 import BLOCK
 
 
 def test_the_published_code_takes_the_nearest_of_its_numbers() -> None:
@@ -133,39 +112,3 @@ def test_the_bias_is_that_of_v_and_the_largest_update_stands_beside_it() -> None
     twin.optimizer.state[twin.params[0]]["exp_avg_sq"].mul_(0.5)
     found = compared(twin, exact, False, True)
     assert found == {"error": 0, "turned": 0, "bias": pytest.approx(-69.3, abs=0.1), "worst": pytest.approx(1)}
-
-
-def row(which: str, decay: float, code: str, error: float, **more: Any) -> dict[str, Any]:
-    beta1 = 0.9 if which == BOTH else None
-    return {
-        "family": "AdamW",
-        "which": which,
-        "beta1": beta1,
-        "decay": decay,
-        "code": code,
-        "error": error,
-        "turned": 0.1,
-        **more,
-    }
-
-
-def test_errors_stand_beside_those_of_others() -> None:
-    rows = [row(FIRST, d, code, e) for d, code, e in ((0.9, OURS, 2.0), (0.9, RIVAL, 3.0), (0.999, OURS, 9.0))]
-    nine, rival, slow = codes.derive(Rows(rows))
-    assert (nine["of_nine"], nine["rival"], nine["of_rival"], nine["allowed"]) == (1, 3, pytest.approx(2 / 3), "yes")
-    assert (slow["of_nine"], slow["rival"], slow["of_rival"], slow["allowed"]) == (4.5, None, None, "no")
-    assert (rival["of_rival"], rival["drawn"]) == (1, FIRST)
-
-
-@pytest.mark.parametrize(("ours", "bias", "met"), [(1.0, -0.5, True), (3.5, 1.5, False)])
-def test_bars_are_met_or_missed(ours: float, bias: float, met: bool) -> None:
-    rows = [
-        row(BOTH, 0.999, OURS, ours, bias=bias), row(BOTH, 0.999, RIVAL, 3.0, bias=-9.0),
-        row(FIRST, MAX_DECAY, OURS, ours), row(FIRST, MAX_DECAY, RIVAL, 3.0),
-    ]  # fmt: skip
-    assert [bar.verdict(codes.derive(Rows(rows))).met for bar in codes.BARS] == [met] * 3
-
-
-def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("codes", "cpu") == 3
-    regenerated("int8", tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""What torch.compile makes of an optimizer: a real run of toys, what is made of rows, and the oracle of each count."""
+"""What torch.compile makes of an optimizer: its phases, and the oracle of each count."""
 
 from __future__ import annotations
 
@@ -9,48 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_runs import experiment, judged, regenerated, run_quick
-from paths import ROOT
-from pictures import needs_matplotlib
 
-from experiments.compiled import coverage, first_call, generated, kernels, mistakes, recompiles
-from experiments.harness import note
+from experiments.compiled import coverage, first_call, generated, kernels, recompiles
 from experiments.harness.rows import Rows
 from experiments.harness.time import series
 from experiments.works import first_steps
-from experiments.works.first_steps import COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM, PORTABLE, TRACED, WARM, first_step
+from experiments.works.first_steps import COLD, FOREACH, FUSED, PORTABLE, WARM, first_step
 from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER, Work
-from experiments.works.phases import AOT, BUILD, CACHES, DYNAMO, GRAPH, KERNELS, PHASES, Event, exclusive, recorded
-from pagedopt.commands.results import new_figure
+from experiments.works.phases import AOT, BUILD, CACHES, DYNAMO, GRAPH, KERNELS, Event, exclusive, recorded
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.long
-def test_toys_are_measured_on_a_cpu(tmp_path: Path) -> None:
-    found = run_quick("compiled_optimizer", tmp_path)
-    parts = {name: Rows(part["rows"]) for name, part in found["parts"].items()}
-    assert all(part["complete"] for part in found["parts"].values())
-    traced = parts["first_call"].first(way=TRACED)
-    assert traced is not None
-    assert traced["phases"][DYNAMO] > 0 < traced["phases"][AOT]
-    assert all(row["error"] < 5e-5 for row in parts["first_call"])
-    assert [row["by_step"] for row in parts["recompiles"]] == [[1, 2], [1, 1]]
-    assert [row["name"] for row in parts["coverage"].where(what="class")] == list(coverage.TOYS)
-    copied = tmp_path / "note.md"
-    copied.write_text((ROOT / "notes" / "compiled_optimizer.md").read_text())
-    note.fill(copied, note.sections(found, experiment("compiled_optimizer")))  # has a place for everything
-
-
-def test_results_that_are_kept_give_their_note_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("compiled_optimizer", "nvidia-h200") == judged("compiled_optimizer", "cpu") == 9
-    regenerated("compiled_optimizer", tmp_path, monkeypatch)
-
-
-def verdicts(module: Any, rows: Rows) -> list[bool | None]:
-    """Of a question's bars."""
-    return [bar.verdict(rows).met for bar in module.BARS]
 
 
 # --- phases
@@ -111,34 +80,6 @@ def test_a_first_step_has_paid_when_the_rival_took_longer() -> None:
     assert first_call.paid_after(cold, None) is None
 
 
-def made_up(off: float = 0.0, slower: float = 1.0) -> Rows:
-    phases = {name: (1 - off) * 3.0 / len(PHASES) for name in PHASES}
-    rows = [timed(COLD, n, 3.0 * n**2, 100.0, phases={name: n**2 * x for name, x in phases.items()}) for n in (1, 2, 4)]
-    rows += [timed(FOREACH, 4, 0.1, 300.0), timed(FUSED, 4, 0.1, 50.0)]
-    ours = [timed(OURS_COLD, 1, 0.4 * slower, 40.0), timed(OURS_COLD, 1000, 1.5 * slower, 40.0)]
-    return Rows([*rows, *ours, timed(OURS_WARM, 1, 0.2 * slower, 40.0)])
-
-
-def test_bars_of_first_steps_can_be_missed() -> None:
-    assert verdicts(first_call, first_call.derive(made_up())) == [True] * 4
-    assert verdicts(first_call, first_call.derive(made_up(off=0.06, slower=2))) == [False] * 4
-
-
-def test_the_power_of_n_comes_out() -> None:
-    power = first_call.derive(made_up()).first(what="power", way=COLD)
-    assert power is not None
-    assert (power["exponent"], power["last"]) == (pytest.approx(2), pytest.approx(2))
-
-
-@needs_matplotlib
-def test_the_picture_has_every_way(tmp_path: Path) -> None:
-    figure = new_figure(8, 5)
-    (plot,) = first_call.PLOTS
-    plot.onto(figure, first_call.derive(made_up()).where(**plot.where))
-    assert {text.get_text() for text in figure.axes[0].texts} == {COLD, FOREACH, FUSED, OURS_COLD, OURS_WARM}
-    plot.save(tmp_path / "some.json", first_call.derive(made_up()))
-
-
 @pytest.mark.long
 def test_a_cold_step_leaves_what_a_warm_and_a_portable_one_take(tmp_path: Path) -> None:
     if shutil.which("g++") is None:
@@ -181,15 +122,6 @@ def test_a_way_that_torch_refuses_says_why() -> None:
     assert recompiles.derive(Rows([row]))[0].get("again") is None
 
 
-def test_a_kernel_of_ours_that_is_made_again_misses_the_bar() -> None:
-    def row(way: str, by_step: list[int]) -> dict[str, Any]:
-        return {"way": way, "by_step": by_step, "ran": 3, "steps": 3}
-
-    rows = [row(recompiles.FOREACH, [1, 2, 3]), row(recompiles.OURS, [2, 2, 2])]
-    assert verdicts(recompiles, recompiles.derive(Rows(rows))) == [True]
-    assert verdicts(recompiles, recompiles.derive(Rows([*rows, row(recompiles.OURS, [1, 1, 2])]))) == [False]
-
-
 # --- optimizers of one's own
 
 
@@ -203,37 +135,7 @@ def test_lion_is_ours_in_every_form(update: kernels.Update) -> None:
     torch.testing.assert_close(three[0], right[0], rtol=0, atol=1e-3 * kernels.LR)
 
 
-def test_signum_moves_by_the_sign_of_the_momentum() -> None:
-    three, right = kernels.lists(2, CPU), kernels.lists(2, CPU)
-    kernels.signum(*three)
-    for p, before, grad, momentum in zip(three[0], *right[:2], three[2], strict=True):
-        torch.testing.assert_close(p, before - kernels.LR * grad.sign())
-        torch.testing.assert_close(momentum, (1 - kernels.BETA1) * grad)
-
-
-def test_bars_of_kernels_can_be_missed() -> None:
-    def rows(error: float, launches: int) -> Rows:
-        lists = {"way": kernels.LIST, "count": 10, "kernels": 1, "error": error}
-        return Rows([lists, {"way": kernels.RULE, "count": 10, "kernels": launches, "error": None}])
-
-    assert verdicts(kernels, rows(1e-6, 1)) == [True, True]
-    assert verdicts(kernels, rows(2.0, 2)) == [False, False]
-
-
 # --- coverage
-
-
-def test_what_became_of_a_class() -> None:
-    def row(name: str, graphs: int, breaks: int = 0, ended: str | None = None, error: float = 0.0) -> dict[str, Any]:
-        counts = {"graphs": graphs, "breaks": breaks, "error": error}
-        return {"what": "class", "name": name, "ended": ended, "toy": False, **counts}
-
-    found = coverage.derive(Rows([row("a", 1), row("b", 2, 1), row("c", 0, 3), row("d", 1, ended="raised")]))
-    assert [one["became"] for one in found] == [coverage.WHOLE, coverage.PARTS, coverage.NOT, coverage.NOT]
-    everyone = Rows(row(name, 1) for name in coverage.names())
-    assert verdicts(coverage, coverage.derive(everyone)) == [True, True]
-    wrong = [row(name, 1, error=1e-3) for name in coverage.names()[1:]]
-    assert verdicts(coverage, coverage.derive(Rows(wrong))) == [False, False]
 
 
 def test_the_classes_are_those_of_torch() -> None:
@@ -276,30 +178,3 @@ def test_code_is_counted() -> None:
     assert kernel is not None
     assert kernel[0].splitlines()[0] == "def triton_for_fused_0(in_ptr0, out_ptr0):"
     assert "tl.store" in kernel[0].splitlines()[-1]
-
-
-def test_the_message_of_a_rule_points_at_its_line() -> None:
-    found = mistakes.message("a rule (ours)")
-    assert found["named"]
-    assert found["at"].startswith("mistakes.py:")
-
-
-def test_the_message_of_a_string_points_at_no_file() -> None:
-    pytest.importorskip("cuda.bindings.nvrtc")
-    assert not mistakes.message("a string of CUDA")["named"]
-
-
-def graph() -> Rows:
-    nodes = [["arg0", "placeholder", [], []], ["mul", "call", [0, 2], ["arg0"]], ["copy", "call", [2], ["mul", "arg0"]]]
-    return generated.derive(Rows([{"what": "graph", "case": "a case", "device": "cpu", "nodes": nodes}]))
-
-
-def test_the_graph_is_counted() -> None:
-    assert (graph()[0]["count"], graph()[0]["kernels"]) == (3, 2)
-
-
-@needs_matplotlib
-def test_the_graph_is_drawn() -> None:
-    figure = new_figure(8, 5)
-    generated.coloured(figure, graph())
-    assert [text.get_text() for text in figure.axes[0].texts[:4]] == ["mul", "copy", "by kernel 0", "by kernel 2"]

@@ -15,7 +15,6 @@ import toy_child
 
 from experiments.harness.run import Run
 from experiments.harness.show import console
-from experiments.harness.time import series
 from experiments.works import batching, trace
 from experiments.works.dispatch import dispatched
 from experiments.works.fresh import FOLDERS, empty_caches, fresh, rows_of
@@ -126,18 +125,6 @@ def test_the_second_call_is_what_is_traced() -> None:
 # --- dispatch
 
 
-@pytest.mark.parametrize(
-    ("options", "operators"), [({"foreach": False}, 36), ({"foreach": True}, 9), ({"fused": True}, 2)]
-)
-def test_the_steps_of_adamw_are_counted(options: dict[str, bool], operators: int) -> None:
-    params = [torch.nn.Parameter(torch.rand(64, 64)) for _ in range(4)]
-    for p in params:
-        p.grad = torch.rand_like(p)
-    optimizer = torch.optim.AdamW(params, **options)
-    optimizer.step()
-    assert dispatched(optimizer.step).total() == operators
-
-
 def test_what_starts_no_kernel_is_not_counted() -> None:
     x = torch.ones(256)
     calls = (x.clone, lambda: x.mul_(x), x.zero_, lambda: x.view(16, 16).t()[3:], lambda: x[0].item())
@@ -200,21 +187,6 @@ def test_batches_are_those_of_torchs_loop() -> None:
                 assert limits.launches(numels, depth, scalars) == expected, numels
 
 
-def test_constants_are_read_from_the_header() -> None:
-    text = (
-        "static constexpr int64_t kChunkSize = 128;\n"
-        "static constexpr int depth_to_max_tensors[2] = {11,\n    6};\n"
-        "static constexpr int depth_to_max_blocks[2] = {32, 31};\n"
-        "static constexpr int depth_to_max_tensors_scalarlist[2] =\n    {9, 5};\n"
-    )
-    assert batching.parsed(text, 13000) == batching.Limits((11, 6), (32, 31), (9, 5), 128)
-    both = f"#if defined(CUDART_VERSION) && CUDART_VERSION >= 13000\n{text}#else\n{text.replace('11', '7')}#endif\n"
-    assert batching.parsed(both, 12080).tensors == (7, 6)
-    assert batching.parsed(both, 13000).tensors == (11, 6)
-    with pytest.raises(RuntimeError, match="there is no depth_to_max_blocks in it"):
-        batching.parsed(text.replace("max_blocks", "most_blocks"), 13000)
-
-
 # --- processes
 
 
@@ -224,15 +196,6 @@ def helpers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(toy_child.__file__).parent))
 
 
-@pytest.mark.long
-@pytest.mark.usefixtures("helpers")
-def test_a_cache_is_cold_every_time() -> None:
-    cold, again = (fresh(toy_child.compiled, limit=60) for _ in range(2))
-    assert cold.row["found"] == again.row["found"] == dict.fromkeys(FOLDERS, False)
-    assert cold.ended is None
-    assert cold.as_dict() == {**cold.rows[0], "process_s": series([cold.seconds], "wall"), "ended": None}
-
-
 @pytest.mark.usefixtures("helpers")
 def test_a_cache_that_is_given_is_warm_the_second_time() -> None:
     with empty_caches() as folder:
@@ -240,15 +203,6 @@ def test_a_cache_that_is_given_is_warm_the_second_time() -> None:
     assert cold.row["found"] == dict.fromkeys(FOLDERS, False)
     assert warm.row["found"] == dict.fromkeys(FOLDERS, True)
     assert not folder.exists()
-
-
-@pytest.mark.usefixtures("helpers")
-def test_a_limit_that_is_reached_is_a_result() -> None:
-    found = fresh(toy_child.hang, limit=1.5)
-    assert found.rows == [{"n": 0}]
-    assert found.ended == "not ended in 1.5 s"
-    assert 1.5 <= found.seconds < 60
-    assert "ValueError: of no use" in str(fresh(toy_child.fail, limit=60).ended)
 
 
 @pytest.mark.usefixtures("helpers")

@@ -55,13 +55,6 @@ def test_a_name_that_is_nearly_one_is_answered(given: str, meant: str, capsys: p
     assert meant in rest.partition("?)")[0].split(" or ")
 
 
-@pytest.mark.parametrize(("name", "has_one"), [("fused_step", True), ("fsdp2", False), ("two_trees", False)])
-def test_help_names_no_note_that_is_not_there(name: str, has_one: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command([name, "--help"])
-    assert (f"notes/{name}.md" in "".join(capsys.readouterr().out.split())) is has_one
-
-
 @pytest.mark.parametrize("page", ["readme", "lecture"])
 def test_a_page_has_help_and_no_options(
     page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

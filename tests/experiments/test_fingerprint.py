@@ -3,22 +3,20 @@ changed since; and what counts as a change."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_runs import asked as asked_of
 from experiment_runs import experiment, undated
 from paths import ROOT
 
-from experiments import readme, release_check
+from experiments import release_check
 from experiments.harness import fingerprint, note, question
 from experiments.harness.main import KEPT
 from experiments.harness.revision import git
-from experiments.lecture import page
-from experiments.lecture.page import Results
 
 # --- what is kept
 
@@ -29,13 +27,6 @@ def test_a_kept_part_is_of_a_clean_commit() -> None:
         assert re.fullmatch(r"[0-9a-f]{7,40}", part["commit"] or ""), f"{name}: of no commit"
         assert not part.get("dirty"), f"{name}: measured in a tree that nobody has"
         assert "fingerprint" in part, f"{name}: python -m experiments fingerprints"
-
-
-def test_everything_that_is_kept_is_a_question_s() -> None:
-    """A file of another kind has no commit: it belongs to ``notes/raw``."""
-    for path in KEPT.glob("*.json"):
-        content = json.loads(path.read_text())
-        assert set(content["parts"]) <= {q.name for q in experiment(content["experiment"]).questions}, path.name
 
 
 def test_a_question_says_what_it_measures() -> None:
@@ -54,26 +45,6 @@ def test_the_page_of_what_is_kept_says_how_old_it_is() -> None:
         assert pages, f"{path.name}: on no page"
         for name in pages:
             assert part["commit"] in texts[name], f"{name}.md: {part['commit']} of {path.name}, {asked.name}"
-
-
-def test_pages_made_of_several_results_say_how_old_each_is() -> None:
-    results = Results()
-    blocks = readme.blocks(results)
-    quoted = list(results.asked)
-    lecture = page.page(results=results)
-    text = {
-        "README": "".join((ROOT / name).read_text() for name in readme.PAGES),
-        "lecture": (note.NOTES / "lecture.md").read_text(),
-    }
-    for shown in dict.fromkeys(results.asked):
-        part, topics = results.part(shown)
-        commit = part["commit"]
-        for name in ("README",) * (shown in quoted) + ("lecture",) * (shown in results.asked[len(quoted) :]):
-            assert commit in text[name], f"{name}: {shown}"
-        if shown in quoted:
-            assert any(f"`{shown.partition('.')[0]}` measured at {commit}" in block for block in blocks.values())
-        if topics and shown in results.asked[len(quoted) :]:
-            assert re.search(rf"Changed since: [^.]*\b{shown.partition('.')[2]}\b", lecture)
 
 
 # --- what counts as a change
@@ -149,7 +120,6 @@ def found(root: Path) -> dict[str, str]:
         ("experiments/asks.py", '"""Rows."""', '"""Rows, one by one."""', []),
         ("experiments/works/ways.py", "return 1", "return 2", ["experiment"]),
         ("experiments/works/ways.py", "run: int", "run: float", []),
-        ("experiments/works/ways.py", "return 1", "return 1  # one", []),
         ("experiments/works/more.py", "return MODULE", "return 2", ["experiment"]),
         ("experiments/works/more.py", "return 7", "return 8", []),
         ("experiments/works/named.py", "return 1", "return 2", ["experiment"]),
@@ -161,7 +131,6 @@ def found(root: Path) -> dict[str, str]:
         ("pagedopt/rules/adamw.py", "the first", "the second", []),
         ("pagedopt/launch/sweep.py", "return table", "return 2", ["launch"]),
         ("pagedopt/launch/sweep.py", "from os import path", "from os.path import join", []),
-        ("pagedopt/launch/sweep.py", "\n\n\n", "\n", []),
     ],
 )  # fmt: skip
 def test_code_that_is_measured_counts_and_nothing_else(
@@ -299,9 +268,3 @@ def test_a_page_that_says_less_than_is_so_fails_a_release(tmp_path: Path, monkey
     first = path.read_text().partition("\n")[0]
     assert list(release_check.old_pages({path: [first]})) == []
     assert list(release_check.old_pages({path: [first, "what nobody wrote"]})) == ["README.md: fill it anew"]
-
-
-def asked_of(name: str) -> question.Question:
-    """A question by its name."""
-    (asked,) = (q for e in question.every() for q in e.questions if q.name == name)
-    return asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from experiment_runs import experiment as named
 from pictures import can_draw
 
 from experiments.harness import main, note, question, revision, rows
-from experiments.harness.run import Advance, Run
-from experiments.harness.show import console
+from experiments.harness.run import Run
 
 TOY = question.Experiment.of(toy_question)
 NAME = "toy_question-cpu.json"
@@ -230,19 +228,6 @@ def result(**changes: Any) -> dict[str, Any]:
     return {"machine": machine, "device": "cuda", "quick": False, "parts": {}, **changes}
 
 
-def test_a_part_of_another_commit_is_named_in_a_note() -> None:
-    sources = {
-        "one": CLEAN,
-        "two": {"commit": "def5678", "dirty": False},
-        "three": {"commit": "def5678", "dirty": False},
-    }
-    machine = {"torch_cuda": "13.0", "processor": "x", "cores": 2, "python": "3.12"}
-    parts = {n: {"rows": [], **s} for n, s in sources.items()}
-    line = note.machine_line(result(machine=machine, parts=parts), TOY)
-    assert line.startswith("Measured 2026-11-21 at commit abc1234: ")
-    assert line.endswith("torch 2.11. Of commit def5678: two, three.")
-
-
 def test_parts_of_one_machine_are_put_together() -> None:
     old = result(parts={"link": 1, "sweep": 1}, machine={"versions": {"numba": "0.68", "torchao": "0.18"}})
     new = result(parts={"sweep": 2}, machine={"when": "later", "commit": "b"})
@@ -310,14 +295,6 @@ def test_parts_of_several_gpus_join_results_of_other_cores_and_name_their_machin
     assert line.endswith(" Changed since: unknown (toy_question, two).")
 
 
-def test_a_question_that_needs_a_gpu_is_left_out_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two, "NEEDS_GPU", True)
-    assert run(experiment=several()) == 0
-    found = read(main.RUNS / NAME)
-    assert found["left_out"] == ["two: needs a GPU"]
-    assert list(found["parts"]) == ["toy_question"]
-
-
 # --- notes and files
 
 
@@ -346,25 +323,6 @@ def test_a_note_is_filled_from_results(tmp_path: Path, capsys: pytest.CaptureFix
     assert path.read_text() == filled
 
 
-def test_experiments_that_share_a_page_keep_their_blocks_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy_question, "NOTE", "ropes", raising=False)
-    run("--keep")
-    own = ("machine toy_question", "bars toy_question", "left out toy_question", "answer", "toy_question")
-    text = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in ("machine", "bars", "left out", *own))
-    (tmp_path / "ropes.md").write_text(text)
-    assert run("--note") == 0
-    filled = (tmp_path / "ropes.md").read_text()
-    assert re.findall(r"<!-- begin (.*) -->\n<!-- end", filled) == ["machine", "bars", "left out"]
-    assert re.search(r"begin machine toy_question -->\nMeasured .* at commit abc1234", filled)
-
-
-def test_a_question_that_shows_no_rows_asks_for_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    run("--keep")
-    monkeypatch.setattr(toy_question, "TABLES", [])
-    found = note.sections(rows.read(main.KEPT / NAME, TOY), TOY)
-    assert list(found) == ["machine", "left out", "bars", "answer"]
-
-
 def test_a_file_of_another_layout_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     run()
     path = main.RUNS / NAME
@@ -384,29 +342,6 @@ def test_a_run_that_is_not_of_a_commit_says_that_no_note_takes_it(
 
 
 # --- progress
-
-
-def test_progress_adds_up_over_loops_in_loops() -> None:
-    with Advance(console(), ["a", "b"], {"a": 1.0, "b": 3.0, "c": 5.0}) as progress:
-        measuring = Run(torch.device("cpu"), True, console(), progress=progress)
-        seen = []
-        for name in progress.weights:
-            with progress.of(name):
-                for _ in measuring.each((1, 2)):
-                    for _ in measuring.each((1, 2)):
-                        seen.append(progress.done)
-        assert seen == [i / 16 for i in range(4)] + [(4 + 3 * i) / 16 for i in range(4)]
-        assert progress.done == 1
-
-
-def test_progress_is_weighed_by_how_long_it_took_before(tmp_path: Path) -> None:
-    run(experiment=several())
-    known = rows.seconds(main.RUNS / NAME)
-    assert set(known) == {"toy_question", "two"}
-    for content in ("{", "[]", '{"parts": {"two": {}}}', '{"parts": [1]}'):
-        (tmp_path / "x.json").write_text(content)
-        assert rows.seconds(tmp_path / "x.json") == {}
-    assert Advance(console(), ["a", "b"], {"a": 9.0}).weights == {"a": 0.5, "b": 0.5}
 
 
 def test_the_source_is_looked_at_before_anything_is_measured(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from experiment_runs import judged, regenerated
 from rich.console import Console
 
 from experiments.harness.rows import Rows
@@ -20,11 +18,6 @@ from experiments.works.trace import Event
 @pytest.fixture
 def run() -> Run:
     return Run(torch.device("cpu"), True, Console(quiet=True))
-
-
-def test_kept_results_say_what_the_note_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("hidden_step", "nvidia-h200") == 24
-    regenerated("hiding", tmp_path, monkeypatch)
 
 
 def test_toys_hide_pages(run: Run) -> None:

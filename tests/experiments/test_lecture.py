@@ -14,9 +14,8 @@ from paths import ROOT
 from experiments.harness import question
 from experiments.harness.rows import Rows
 from experiments.lecture import page
-from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, claims
-from experiments.works.contenders import FOREACH
-from tests.experiments.lecture_rows import MADE, PINNED, TORCH, Row, listed, weighed
+from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, Claim, claims
+from tests.experiments.lecture_rows import MADE, Row
 
 IDS = [f"{letter}{n}" for letter, last in (("A", 37), ("C", 14), ("D", 12)) for n in range(1, last + 1)]
 CLAIMS = {claim.id: claim for claim in claims()}
@@ -156,49 +155,3 @@ def test_a_verdict_can_turn(name: str) -> None:
         assert said.holds is holds, said.words
         assert said.words
     assert CLAIMS[name].said(Rows()) is None
-
-
-OURS, TRITON = weighed("PagedAdamW, device", 0.9), weighed("Triton over our table", 1)
-COPIES = [listed(TORCH, 900), listed(PINNED, 950), listed("memcpy", 32)]
-LAYER = "855,700,000 parameters: 6 ms (GPU), 95.0 % of a copy; torch fused takes 1.2 x that"
-
-
-@pytest.mark.parametrize(
-    ("name", "rows", "words"),
-    [
-        ("A15", COPIES, "900 µs, pinned 950 µs; our ring 32.0 µs"),
-        ("A16", [*COPIES, listed("struct 4 KB", 180, 12)], "from 1,000 tensors on a copy"),
-        ("A16", [*COPIES, listed("struct 4 KB", 30, 12)], "at no number of tensors a copy"),
-        ("A27", [TRITON, OURS], "in 1 ms, ours in 0.9"),
-        ("C9", MADE["C9"][0], "builds in 20.0 s and starts in 0.01 s; compiled late it starts in 12.0 s"),
-        ("D11", MADE["D11"][0], "shown: no dynamic shapes; not seen here: bugs; no longer: none"),
-        ("C14", MADE["C14"][0], LAYER),
-    ],
-)
-def test_what_is_said(name: str, rows: list[Row], words: str) -> None:
-    said = CLAIMS[name].said(Rows(rows))
-    assert said is not None
-    assert words in said.words
-
-
-def test_trips_are_compared_by_one_clock() -> None:
-    """Of 512 trips a GPU's time cannot be had: what is said of 64 is a wall's, too."""
-    rows = page.Results().rows("optimizer_ladder.trucks")
-    said = CLAIMS["A2"].said(rows) if rows else None
-    assert said is not None
-    assert rows is not None
-    walls = [rows.number("wall", way=FOREACH, size=size) for size in (1, 8)]
-    assert [said.values["one.time"], said.values["eight.time"]] == walls
-    assert said.words.startswith("wall: 512 trips")
-
-
-def test_every_verdict_is_a_known_one() -> None:
-    results = page.Results()
-    found = {page.line(claim, results).verdict.partition(":")[0] for claim in CLAIMS.values()}
-    assert found <= set(VERDICTS)
-
-
-def test_the_readme_lists_every_experiment() -> None:
-    text = (ROOT / "experiments" / "README.md").read_text()
-    for experiment in question.every():
-        assert re.search(rf"^\| \d* \| `{experiment.name}` \|.*\| \d.* \| \d+ \|$", text, re.MULTILINE), experiment.name

@@ -1,27 +1,24 @@
-"""The experiment on paged state without a GPU: its counters, its verdicts, its file, and the part that runs here."""
+"""The experiment on paged state without a GPU: its counters, what is made of its rows, and pieces of its parts."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
-import dying_rival
 import numpy as np
 import pytest
 import torch
-from experiment_runs import judged, regenerated, run_quick
-from paged_state import PAGED_STATE, QUESTIONS, derived, kept, shown, slower, verdicts
+from experiment_runs import asked, experiment, shown
 
-from experiments.harness import note, show
-from experiments.harness.revision import ROOT
-from experiments.harness.rows import Row
-from experiments.harness.run import Run
+from experiments.harness.main import KEPT
+from experiments.harness.rows import Row, Rows, read
 from experiments.harness.time import series
-from experiments.paging import bytes, graph, hidden, rivals, spike, state_file, sweep
+from experiments.paging import spike, state_file, sweep
 from experiments.works import counters, paged
 
 CPU = torch.device("cpu")
+#: By an H200.
+MEASURED = read(KEPT / "paged_state-nvidia-h200.json", experiment("paged_state"))["parts"]
 
 
 # --- counters
@@ -107,78 +104,13 @@ def test_no_nvml_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- results
 
 
-def test_what_is_committed_comes_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged("paged_state", "nvidia-h200") == 33
-    regenerated("paged_state", tmp_path, monkeypatch)
-
-
-def worse(name: str, row: Row) -> Row:
-    """A row of a day on which every bar of its question but that of the rivals is missed."""
-    if name == "sweep":
-        if row["kind"] == sweep.BITS:
-            return {**row, "same": False}
-        share = 1.1 if row["share"] in (0.0, 1.0) else 1.5
-        return slower(row, share) if row["case"] == sweep.STEP else row
-    if name == "spike" and row["kind"] == spike.CARD:
-        return {**row, "same": False, "helpless": "finished"}
-    if name == "spike":
-        return row if row["loop"] == spike.UNPAGED else {**row, "ms": 1.1 * row["ms"]}
-    if name == "bytes" and row["kind"] == bytes.STEP:
-        return {**row, "up": 1.1 * row["up"]}
-    if name == "memory":
-        return {**row, "device_extra": row["device_extra"] + (4 << 20)}
-    if name == "graph":
-        taken = row["taken"] + (64 << 20)
-        return {
-            **(slower(row, 10.0) if row["way"] == graph.GRAPH else row),
-            "made": slower(row, 99.0)["made"],
-            "taken": taken,
-        }
-    if name == "hidden":
-        return {**row, hidden.TOGETHER: slower(row, 1.2)[hidden.TOGETHER]}
-    if name == "state_file" and row["kind"] == state_file.STATE:
-        return {**row, "resident": row["resident"] + (40 << 20), "digest": row["name"]}
-    return slower(row, 2.0) if row.get("name") == rivals.RIVAL else row
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
-def test_a_bar_can_be_met_and_missed(name: str) -> None:
-    bad = [worse(name, row) for row in kept()[name]]
-    here, there = verdicts(name, derived(name, kept()[name])), verdicts(name, derived(name, bad))
-    missed = [
-        name == "rivals" or bar.work.endswith("B, float32: host") or bar.work.endswith("B, int8: host") for bar in here
-    ]
-    assert [verdict.met for verdict in here] == [not each for each in missed]
-    assert [verdict.met for verdict in there] == [name == "rivals"] * len(here)
-
-
-def test_a_rival_is_one_bar_whose_parts_are_a_sum() -> None:
-    """As long as the step with its pages pushed out, measured in one piece; other pieces stand in the table only."""
-    found = derived("rivals", kept()["rivals"])
-    bars = found.where(**rivals.STEPS.where)
-    assert [row["name"] for row in bars] == found.values("name")
-    assert {row["name"] for row in bars if row["alone"]} == {rivals.RIVAL, rivals.RIVAL_8BIT}
-    for row in bars:
-        if row["alone"]:
-            assert row["what"] == rivals.SAME
-            assert row["alone"] == (found.first(name=row["name"], what=rivals.ALONE) or {})["wall"]
-            assert row["alone"]["median"] < row["wall"]["median"]
-
-
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_a_question_is_shown_whatever_was_left_out(name: str) -> None:
     """Without any way, contender or loop: tables, texts and bars are made of the rest."""
-    measured = kept()[name]
+    measured = MEASURED[name]["rows"]
     for column in ("way", "name", "loop", "placement"):
         for value in {row[column] for row in measured if column in row}:
             shown(name, [row for row in measured if row.get(column) != value])
-
-
-def test_the_share_of_the_ceiling_counts_the_bytes_of_both() -> None:
-    said = derived("sweep", kept()["sweep"]).where(kind=sweep.SAYS)
-    # A step moves 2 GiB each way; the copies 1 GiB each way, the plain kernel as much as the step.
-    assert said.number("of_ceiling", way="mapped, staged") == pytest.approx(100 * 2 * 21.118 / 43.718, abs=0.01)
-    assert said.number("of_ceiling", way="mapped, in place") == pytest.approx(100 * 50.527 / 50.720, abs=0.01)
 
 
 def test_the_line_is_held_to_the_share_that_was_really_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,14 +121,8 @@ def test_the_line_is_held_to_the_share_that_was_really_away(monkeypatch: pytest.
         | {"gpu": None, "wall": series([time], "wall")}
         for share, (away, time) in points.items()
     ]
-    assert derived("sweep", rows).number("worst", kind=sweep.SAYS) == pytest.approx(1.0)
-    assert derived("sweep", rows[1:]).number("worst", kind=sweep.SAYS) is None
-
-
-def test_hidden_is_what_adds_nothing() -> None:
-    times = {hidden.PRODUCTS: 100.0, hidden.UPDATE: 40.0, hidden.TOGETHER: 104.0}
-    (row,) = derived("hidden", [{name: series([time], "GPU") for name, time in times.items()}])
-    assert (row["clock"], row["added"], row["hidden"]) == ("GPU", 4.0, 90.0)
+    assert asked("sweep").derive(Rows(rows)).number("worst", kind=sweep.SAYS) == pytest.approx(1.0)
+    assert asked("sweep").derive(Rows(rows[1:])).number("worst", kind=sweep.SAYS) is None
 
 
 def test_medians_of_a_loop_are_of_steps_that_count() -> None:
@@ -207,12 +133,8 @@ def test_medians_of_a_loop_are_of_steps_that_count() -> None:
         for step, what, ms in kinds
     ]
     rows.append({"kind": spike.CARD, "same": True, "helpless": "finished"})
-    found = derived("spike", rows)
-    assert {what: found[0][what] for what in ("ordinary", "large", "behind")} == {
-        "ordinary": 2,
-        "large": 50,
-        "behind": 5,
-    }
+    found = asked("spike").derive(Rows(rows))
+    assert [found[0][what] for what in ("ordinary", "large", "behind")] == [2, 50, 5]
     assert found.where(kind=spike.TIME).values("step") == [19, 20, 21, 22]
 
 
@@ -231,54 +153,12 @@ def test_a_digest_sees_every_bit_and_its_place() -> None:
     assert len({known, *map(paged.digest, others)}) == 5
 
 
-def test_a_digest_in_pieces_is_the_same_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = torch.randn(1000)
-    monkeypatch.setattr(paged, "PIECE", 300)
-    swapped = values.clone()
-    swapped[:300], swapped[300:600] = values[300:600], values[:300]
-    assert paged.digest([values]) != paged.digest([swapped])
-
-
 def test_the_tail_of_ranges_is_pushed_out_in_whole_granules() -> None:
     mib = 1 << 20
     assert sweep.tail([(0, 8 * mib), (100 * mib, 4 * mib)], 7 * mib) == [(6 * mib, 2 * mib), (100 * mib, 4 * mib)]
     assert sweep.tail([(0, 8 * mib)], 8 * mib) == [(0, 8 * mib)]
     assert sweep.tail([(0, 8 * mib)], 1 * mib) == []
     assert sweep.tail([(0, 8 * mib)], 0) == []
-
-
-def test_a_card_has_room_for_an_ordinary_step_and_not_for_a_large_one() -> None:
-    state, normal, spiked = 2000, 3500, 7000
-    card = spike.card_bytes(state, normal, spiked)
-    assert normal < card - state < spiked < card
-    with pytest.raises(ValueError, match="too close to tell apart"):
-        spike.card_bytes(state, 3500, 3600)
-
-
-def test_rows_of_a_rival_that_dies_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"))
-    monkeypatch.setattr(rivals, "PACKAGES", {"json": dying_rival.rows})
-    monkeypatch.setattr(rivals, "HERE", {})
-    asked = Run(CPU, True, show.console())
-    assert [row["name"] for row in rivals.measure(asked)] == ["x"]
-    assert asked.left_out == ["json: its process ended with 3: invalid device ordinal"]
-
-
-# --- the part that needs no GPU, for real
-
-
-@pytest.mark.long
-def test_a_state_file_is_measured_for_real(tmp_path: Path) -> None:
-    found = run_quick("paged_state", tmp_path)
-    part = found["parts"]["state_file"]
-    assert part["left_out"] == []
-    states = derived("state_file", part["rows"])
-    assert states[0]["name"] == state_file.IN_RAM
-    assert states.values("bits") == ["same"]
-    assert all(row["resident"] > 0 and row["seen"] > 0 for row in states)
-    assert found["left_out"][0].startswith("link, sweep, rivals,")
-    assert "need a GPU" in found["left_out"][0]
-    assert "file, 25% in RAM" in note.sections(found, PAGED_STATE)["state_file"]
 
 
 def test_a_process_that_fails_is_a_state_left_out() -> None:

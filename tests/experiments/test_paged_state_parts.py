@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from paged_state import shown
+from experiment_runs import shown
 
 from experiments.harness import run as harness_run
 from experiments.harness import show
@@ -22,7 +22,7 @@ from experiments.harness import time as clock
 from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.paging import bytes, driver, graph, hidden, link, memory, rivals, spike, sweep
-from experiments.works import counters, paged, small_card, watch
+from experiments.works import counters, paged, small_card
 from experiments.works import link as works_link
 from experiments.works.models import Work
 from pagedopt.system.cuda import driver as calls
@@ -157,13 +157,13 @@ def test_dry_rivals(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert dry.left_out == ["no_such_package: not installed"]
 
 
-def test_dry_driver(dry: Run) -> None:
-    found = measured(driver, dry)
+def test_dry_driver_and_memory(dry: Run) -> None:
+    found, weighed = measured(driver, dry), measured(memory, dry)
     assert dry.left_out == []
-    assert len(found.where(kind=driver.PAGES)) == 8
     moved = {row["name"]: row["moved"] / driver.QUICK_SIZE for row in found.where(kind=driver.PAGES)}
+    assert len(moved) == 8
     assert {name: times for name, times in moved.items() if times != 1} == {driver.AT_ONCE: 2}, "up and down"
-    assert found.where(kind=driver.STEPS).values("name") == [driver.STEP_AND_OUT, driver.STEP, driver.OUT]
+    assert len(weighed) == len(memory.SHARES) * len(paged.PAGED)
 
 
 def test_dry_hidden(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,12 +171,6 @@ def test_dry_hidden(dry: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(hidden, dry)
     assert dry.left_out == []
     assert [row["blocks"] for row in found] == [8, 4, 16, 32, 8, None]
-
-
-def test_dry_memory(dry: Run) -> None:
-    found = measured(memory, dry)
-    assert dry.left_out == []
-    assert len(found) == len(memory.SHARES) * len(paged.PAGED)
 
 
 class Manager:
@@ -221,14 +215,6 @@ def test_dry_child(package: str, rows: int, dry: Run, monkeypatch: pytest.Monkey
     if package == "bitsandbytes":
         assert {row["what"] for row in found} == {rivals.SAME, rivals.ALONE, rivals.BACK, rivals.WARM}
         assert found[0]["paged_bytes"] == paged.Problem(dry).state_bytes // 2
-
-
-def test_a_reading_is_taken_again_and_again() -> None:
-    readings = iter([5, 3, 9, 4] + [9] * 10**6)
-    with watch.watched(lambda: next(readings), 0) as found:
-        while len(found) < 4:
-            pass
-    assert found[:4] == [5, 3, 9, 4]
 
 
 class Cap:

@@ -7,20 +7,25 @@ from typing import Any
 
 import pytest
 import torch
+from experiment_runs import asked
 from ladder_rows import clocks, quick_run
 
-from experiments.compiled import recompiles
+from experiments.boxes import epilogues, opaque
+from experiments.compiled import coverage, recompiles
 from experiments.copies import on_device, peer
-from experiments.harness import question
 from experiments.harness.rows import Row, Rows
 from experiments.harness.time import series
 from experiments.ladder import alignment
 from experiments.launch import numerics, puzzlers, replays
+from experiments.operators import lies, told
 from experiments.paging import bytes, hidden, rivals, state_file, sweep
-from experiments.step import captured_step, close_to_a_copy, codes, fsdp2, in_8_bits
-from experiments.vertical import spill
+from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits
+from experiments.vertical import roofline, spill
 from experiments.works import link
 from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
+from experiments.works.first_steps import COLD
+from experiments.works.fusible import BY_COMPILER, EAGER
+from experiments.works.muladd_used import USES
 from experiments.works.slices import COMBINED, SPLIT, Slices
 
 
@@ -44,6 +49,11 @@ def in_8(case: str, gpu: float, nbytes: int = 16_000, place: str = "resident") -
 def swept(case: str, share: float, time: float, way: str = "mapped, staged") -> Row:
     about = {"kind": sweep.TIME, "way": way, "share": share, "case": case, "away": 1 - share, "host_bytes": 8000}
     return {**about, **clocks(9 * time, time)}
+
+
+def clipped(case: str, time: float) -> Row:
+    return {"key": "gpt2", "what": "step", "case": case, "device": "cuda", "numel": 1, "bytes": 32,
+            **clocks(2 * time, time)}  # fmt: skip
 
 
 def coded(decay: float, code: str, error: float) -> Row:
@@ -133,7 +143,7 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         [{"of": "way", "batch": 1024, "device": "cuda", "case": case, "kernels": kernels, "trace": "x", **clocks(us)}
          for case, kernels, us in ((puzzlers.SPLIT, 38, 300), (puzzlers.COMBINED, 5, 100), (puzzlers.LIST, 4, 50))],
         {"case": puzzlers.SPLIT},
-        {"off": 2, "faster": 1, "of_combined": 3},
+        {"off": 2, "faster": 1, "of_combined": 3, "a100": "36 / 1,613"},
     ),
     "a replay": (
         "replays",
@@ -197,6 +207,106 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"what": "steps", "away": 2000},
         {"floor": 20, "clock": "GPU"},
     ),
+    "a clipped step beside a copy of its bytes and torch's": (
+        "clip_and_scale",
+        [clipped(OURS, 107), clipped(COPY, 100), clipped(clip_and_scale.TORCH, 214)],
+        {"case": OURS},
+        {"of_copy": 1.07, "of_torch_wall": 0.5},
+    ),
+    "a scaled step beside one that nobody scales": (
+        "clip_and_scale",
+        [clipped(clip_and_scale.GIVEN, 51), clipped(clip_and_scale.UNSCALED, 50), clipped(COPY, 25)],
+        {"case": clip_and_scale.GIVEN},
+        {"of_copy": 2.04, "of_unscaled": 1.02, "of_torch_wall": None},
+    ),
+    "without a GPU's time of one, walls are compared": (
+        "close_to_a_copy",
+        [step(OURS, 100) | {"wall": one(500)}, step(FUSED, 160) | {"gpu": None, "wall": one(5000)}],
+        {"case": FUSED},
+        {"of_ours": 10, "clock": "wall"},
+    ),
+    "36 kernels of 2 µs in a call of 360": (
+        "gaps", [{"case": SPLIT, "kernels": 36, **clocks(360, 72)}], {}, {"each": 2, "exposed": 8, "waits": 80},
+    ),
+    "16 slices beside one": (
+        "saturation",
+        [{"case": "LayerNorm, one tensor", "rows": n, "bytes": 2048 * n, **clocks(us)}
+         for n, us in ((1024, 4.0), (16384, 28.4))],
+        {"rows": 16384},
+        {"of_slice": 7.1, "rate": 2048 * 16384 / 28.4e-6 / 1e9},
+    ),
+    "a first step of 3 s at N = 1, 12 at 2 and 48 at 4": (
+        "first_call",
+        [{"way": COLD, "count": n, "phases": {"all": 2.7 * n**2}, "first": one(3.0 * n**2), "later": one(9)}
+         for n in (1, 2, 4)],
+        {"what": "power"},
+        {"exponent": 2, "last": 2},
+    ),
+    "a tenth of a first step is in no phase": (
+        "first_call",
+        [{"way": COLD, "count": 1, "phases": {"a": 2.0, "b": 0.7}, "first": one(3.0), "later": one(9)}],
+        {},
+        {"off": 0.1},
+    ),
+    "the slope of the loop": (
+        "counts",
+        [{"operation": "AdamW", "rung": "loop", "count": n, "device": "cuda", "operators": 9, "kernels": 8 * n + 2,
+          "expected": 8 * n} for n in (1, 10, 100)],
+        {"what": "line"},
+        {"a": 2, "b": 8, "farthest": 0},
+    ),
+    "a kernel too many": (
+        "counts",
+        [{"operation": "AdamW", "rung": FUSED, "count": 5, "device": "cuda", "operators": 9, "kernels": 41,
+          "expected": 40}],
+        {},
+        {"off": 1, "off_batched": 1},
+    ),
+    "two trips wrong without an error, one refused": (
+        "told",
+        [{**dict.fromkeys(USES, told.RIGHT), USES[0]: told.WRONG, USES[1]: told.REFUSED, "said": {USES[1]: "no"}}],
+        {},
+        {"wrong": 1, "missing": 2, "first_word": "no"},
+    ),
+    "a lie that the call and gradcheck see": (
+        "lies",
+        [{"opcheck": "", "gradcheck": True, "aot_eager": "right", "inductor": lies.CAUGHT, "eager": lies.CAUGHT}],
+        {},
+        {"caught": "gradcheck, inductor, the call", "unseen": 0, "by_opcheck": False},
+    ),
+    "an opaque operator is a kernel more than Inductor counts on a CPU": (
+        "opaque", [{"case": opaque.OPAQUE, "device": "cpu", "kernels": 2, **clocks(1)}], {}, {"all": 3},
+    ),
+    "a kernel that a setting saves": (
+        "epilogues",
+        [{"epilogue": "relu", "setting": setting, "kernels": n, "right": True}
+         for setting, n in ((epilogues.OFF, 2), (epilogues.ON, 1))],
+        {"setting": epilogues.ON},
+        {"saved": 1, "wrong": 0},
+    ),
+    "12 of 16 bytes are saved": (
+        "traffic",
+        [{"work": "w", "case": case, "device": "cuda", "unit": 1000, "model": model, "inductor": inductor,
+          "ncu": None, "ncu_read": None, **clocks(us)} for case, model, inductor, us in
+         ((EAGER, 16_000, None, 20), (BY_COMPILER, None, 4_000, 10), (COPY, 8_000, None, 9))],
+        {"case": BY_COMPILER},
+        {"moved": 4, "saved": 0.75, "faster": 2, "share": 90},
+    ),
+    "a chain of 64 additions takes the time of one: 128 operations for 8 bytes": (
+        "roofline",
+        [{"what": "rate", "case": case, "bytes": nbytes, "flop": flop, **clocks(1e3)}
+         for case, nbytes, flop in ((roofline.COPY, 8 * 10**9, 0), (roofline.PRODUCT, 0, 10**12))]
+        + [{"what": "chain", "case": roofline.FUSED, "k": k, "bytes": 0, "flop": 2 * k * 10**9,
+            **clocks(1e3 * max(1, k / 64))} for k in (1, 64, 256)],
+        {"what": "knee"},
+        {"knee": 64, "balance": 16, "of_product": 125, "free": 64},
+    ),
+    "an attention that keeps twice all of its scores": (
+        "rewrite", [{"work": "w", "extra": 2000, "unit": 1000, **clocks(1)}], {}, {"share": 2, "keeps": 1},
+    ),
+    "a step in a graph with a break": (
+        "coverage", [{"what": "class", "graphs": 1, "breaks": 1, "ended": None}], {}, {"became": coverage.PARTS},
+    ),
     "a kernel that spills": (
         "spill",
         [{"width": 8, "spill_stores": 3, "spill_loads": 4, spill.FUSED: clocks(9, 6), spill.PASSES: clocks(9, 3)}],
@@ -209,10 +319,7 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_derived_is_worked_out_by_hand(case: str) -> None:
     name, rows, where, wanted = CASES[case]
-    found = question.find(name)
-    assert found
-    (asked,) = (each for each in found[0].questions if each.name == name)
-    row = asked.derive(Rows(rows)).first(**where)
+    row = asked(name).derive(Rows(rows)).first(**where)
     assert row is not None
     derived = {column: row[column] for column in wanted}
     medians = {column: value["median"] if isinstance(value, dict) else value for column, value in derived.items()}

@@ -13,8 +13,7 @@ import pytest
 from experiment_runs import experiment
 
 from experiments.harness import note, revision
-from experiments.harness.main import KEPT
-from experiments.harness.rows import LAYOUT, newest, read
+from experiments.harness.rows import LAYOUT
 
 
 @pytest.fixture(autouse=True)
@@ -157,12 +156,3 @@ def test_a_note_refuses_results_that_nobody_could_measure_again(
     assert error.startswith(f"paged_state-cpu.json{', part driver' if of == 'part' else ''}: measured at commit ")
     assert error.count("\n") == 1
     assert (notes / "paged_state.md").read_text() == before
-
-
-@pytest.mark.parametrize("name", ["fused_step", "pointer_transports", "paged_state"])
-def test_committed_results_can_be_refilled(name: str) -> None:
-    path = newest(KEPT, name)
-    assert path is not None
-    found = read(path, experiment(name))
-    revision.check_source(found, path.name)
-    assert found["parts"]

@@ -68,12 +68,6 @@ def test_counts_are_whole_numbers() -> None:
     assert show.Verdict("extra", 10.0, 12.5, "MiB").words()[1:3] == ("≤ 12.5 MiB", "10.0 MiB")
 
 
-def test_headings_may_name_the_clock() -> None:
-    table = show.Table("all", {"ms, {clock}": "ms"})
-    ((_, headings, _),) = table.shown(Rows([{"ms": 1, "clock": "wall"}]))
-    assert headings == ("ms, wall",)
-
-
 def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:
     table = show.Table("{way}, {n}", {"way": "way", "µs": "wall", "twice": lambda row: 2 * row["n"]}, by=("way",))
     first, second = table.shown(ROWS)
@@ -96,13 +90,3 @@ def test_plots_are_drawn_as_far_as_there_are_rows(tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
         assert plot.save(tmp_path / "y.json", Rows()) is None
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_verdicts_on_toys_are_none() -> None:
-    console = show.console()
-    verdicts = [show.Verdict("work", measured, 1.0, "x") for measured in (0.5, 2.0, None)]
-    for toys, words in ((True, ["toy", "toy", "not measured here"]), (False, ["met", "NOT met", "not measured here"])):
-        with console.capture() as captured:
-            show.show_verdicts(console, verdicts, toys)
-        lines = [line for line in captured.get().splitlines() if line.startswith("│")]
-        assert [line.split("│")[-2].strip() for line in lines] == words

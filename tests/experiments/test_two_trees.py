@@ -12,7 +12,7 @@ from paths import ROOT
 
 from experiments import two_trees
 from experiments.harness.main import main, parse
-from experiments.harness.rows import Rows, read
+from experiments.harness.rows import Rows
 from experiments.harness.run import Run
 from experiments.harness.show import console
 
@@ -50,14 +50,6 @@ def test_without_another_tree_it_is_this_one_twice(monkeypatch: pytest.MonkeyPat
     assert run.left_out == ["another tree: --other names none, so this one is compared with itself"]
 
 
-@pytest.mark.long
-def test_a_clean_clone_compares_itself(tmp_path: Path) -> None:
-    found = run_quick("two_trees", tmp_path)
-    rows = found["parts"]["two_trees"]["rows"]
-    assert [row["work"] for row in rows] == ["40 x (2, 3)", "40 x (2, 3), away"]
-    assert "compared with itself" in found["left_out"][0]
-
-
 def test_rows_are_compared_by_work_and_clock() -> None:
     times = {"other": ([4.0, 9.0], [1.0, 3.0]), "this": ([8.0, 6.0], [6.0, 1.0])}
     rows = Rows({"round": 0, "tree": tree, "work": "w", "host": h, "gpu": g} for tree, (h, g) in times.items())
@@ -68,13 +60,6 @@ def test_rows_are_compared_by_work_and_clock() -> None:
     (table,) = two_trees.TABLES
     ((_, _, lines),) = table.shown(found)
     assert lines[1] == ["w", "host", "4.0 / 6.5", "6.0 / 7.0", "1.500", "min"]
-
-
-def test_what_is_committed_is_read() -> None:
-    """It stands beside notes, not among results: one of the commits is in no history."""
-    for machine in ("nvidia-h200", "cpu"):
-        kept = read(ROOT / "notes" / "raw" / f"two_trees-{machine}.json", experiment("two_trees"))
-        assert kept["parts"]["two_trees"]["rows"]
 
 
 def test_a_folder_without_the_package_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Real runs of experiments, with toys on a CPU, and what is made of the files that are committed."""
+"""Real runs of experiments, with toys on a CPU, and what is made of their rows."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from children import run
 from paths import ROOT
 from pictures import can_draw
 
-from experiments.harness import note, question, rows
-from experiments.harness.main import KEPT, main
+from experiments.harness import question
+from experiments.harness.plot import of_results
+from experiments.harness.rows import Rows
 
 
-def run_quick(name: str, out: Path, plots: Sequence[str] = (), more: Sequence[str] = ()) -> dict[str, Any]:
+def run_quick(name: str, out: Path, more: Sequence[str] = ()) -> dict[str, Any]:
     """Results of ``python -m experiments NAME --quick --device cpu``, whose plots are there."""
-    command = ["-m", "experiments", name, "--quick", "--device", "cpu", "--out", out, *more]
+    command = ["-m", "experiments", name.replace("_", "-"), "--quick", "--device", "cpu", "--out", out, *more]
     no_card = {"CUDA_VISIBLE_DEVICES": ""}  # to name it takes some of its memory
     done = run(*command, timeout=110, cwd=ROOT, **no_card)
     assert done.returncode == 0, done.stderr
-    name = name.replace("-", "_")
-    found = dict(json.loads((out / f"{name}-cpu.json").read_text()))
+    path = out / f"{name}-cpu.json"
+    found = dict(json.loads(path.read_text()))
     assert {"commit", "dirty"} <= found["machine"].keys()
     assert ("a note is not filled from that" in done.stdout) is (found["machine"]["dirty"] is not False)
     assert all(set(bar) >= {"work", "measured", "limit", "met"} for bar in found["verdicts"])
-    drawn = sorted(f"{name}-cpu-{p}.png" for p in plots) if can_draw() else []
-    assert sorted(p.name for p in out.glob("*.png")) == drawn
+    plots = of_results(found, experiment(name)) if can_draw() else []
+    assert set(out.glob("*.png")) == {plot.target(path) for plot, rows in plots if rows.where(**plot.where)}
     return found
 
 
@@ -40,31 +40,24 @@ def experiment(name: str) -> question.Experiment:
     return found[0]
 
 
-def judged(name: str, machine: str) -> int:
-    """How many bars a committed file has, whose verdicts come out again, number for number, from its rows."""
-    asked = experiment(name)
-    result = rows.read(KEPT / f"{name}-{machine}.json", asked)
-    known = rows.of_questions(result, asked)
-    assert known
-    verdicts = [bar.verdict(known.get(q.name)) for q in asked.questions for bar in q.listed("BARS")]
-    again = {verdict.work: verdict.as_dict() for verdict in verdicts}
-    for verdict in result["verdicts"]:
-        assert again[verdict["work"]] == verdict
-    return len(result["verdicts"])
+def asked(name: str) -> question.Question:
+    """A question by its name."""
+    (found,) = (q for q in experiment(name).questions if q.name == name)
+    return found
 
 
-def regenerated(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--note`` of a page's experiments makes what is committed between the markers, but for what changed since.
-
-    No block is empty.
-    """
-    committed = (ROOT / "notes" / f"{page}.md").read_text()
-    assert not re.search(r"<!-- begin (.*) -->\s*<!-- end \1 -->", committed)
-    (tmp_path / f"{page}.md").write_text(emptied(committed))
-    monkeypatch.setattr(note, "NOTES", tmp_path)
-    for asked in (found for found in question.every() if found.note == page):
-        assert main(asked, ["--note"]) == 0
-    assert undated((tmp_path / f"{page}.md").read_text()) == undated(committed)
+def shown(name: str, measured: Sequence[dict[str, Any]]) -> Rows:
+    """Rows of a question with what is derived, of which its tables, texts and verdicts can be made."""
+    found: Rows = asked(name).derive(Rows(measured))
+    for table in asked(name).listed("TABLES"):
+        for _, headings, lines in table.shown(found):
+            assert lines
+            assert all(len(line) == len(headings) for line in lines)
+    for text in asked(name).listed("TEXTS"):
+        text.say(found)
+    for bar in asked(name).listed("BARS"):
+        bar.verdict(found)
+    return found
 
 
 def undated(text: str) -> str:
