@@ -115,7 +115,7 @@ def test_the_example_beside_torch_says_how_far_they_are_apart(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["beside_torch.py", "--device-budget", "0", *options.split()])
     said = here("beside_torch", capfd)
-    apart, theirs, ours, moved = map(float, re.findall(r"(?<= )\d[\d.e-]+(?=\n| apart| and| at most)", said)[:4])
+    apart, theirs, ours, moved = map(float, re.findall(r"(?<= )\d[\d.e-]+(?=\n| apart|, ours| at most)", said)[:4])
     assert farther < apart < nearer
     assert farther < ours < nearer
     assert 0 < theirs < 1e-6
