@@ -49,7 +49,7 @@ def draw(path: Path, contenders: Sequence[Contender]) -> str:
             bars.bar([c.name for c in contenders], heights, bottom=beneath, color=color, label=f"on {place}")
             beneath = [low + high for low, high in zip(beneath, heights, strict=True)]
     curves.set(xlabel="step", ylabel="training loss (nats per byte)")
-    bars.set(ylabel="optimizer state (MiB)")
+    bars.set(ylabel="optimizer state (MiB)", ylim=(0, 1.25 * max(beneath)))  # the legend stands above the bars
     for axes in (curves, bars):
         axes.legend()
     figure.savefig(path, dpi=150)
