@@ -27,7 +27,7 @@ GPT2_ROWS = 50_304
 
 SIZES = {
     "tiny": Size(2, 2, 64, 64, BYTES, batch=8, steps=60, lr=3e-3),
-    "small": Size(4, 4, 256, 128, BYTES, batch=4, steps=150, lr=1e-3),
+    "small": Size(4, 4, 256, 128, BYTES, batch=4, steps=125, lr=1e-3),
     "gpt2": Size(12, 12, 768, 1024, GPT2_ROWS, batch=8, steps=300, lr=6e-4),
     "gpt2-medium": Size(24, 16, 1024, 1024, GPT2_ROWS, batch=8, steps=200, lr=3e-4),
     "gpt2-large": Size(36, 20, 1280, 1024, GPT2_ROWS, batch=4, steps=100, lr=2.5e-4),

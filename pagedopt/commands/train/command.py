@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimizer", choices=NAMES, default="adamw", metavar="NAME", help=f"{any_of(NAMES)}; default: %(default)s")
     add("--device-budget", "--budget", default="25%", metavar="BYTES", help=f"{BUDGET}; default: 25%%")
     add("--state-format", metavar="NAME", help=f"{STATE_FORMAT}; default: as the parameters, float32")
-    add("--steps", type=int, metavar="N", help="of the training; default: 150 on a CPU, 300 on a GPU")
+    add("--steps", type=int, metavar="N", help="of the training; default: 125 on a CPU, 300 on a GPU")
     add("--batch", type=int, metavar="N", help="sequences a step; default: 4 on a CPU, 8 on a GPU")
     add("--threads", type=int, metavar="N", help="of torch on the CPU; another number, other bits; default: torch's")
     add("--device", metavar="NAME", help="cpu, cuda or cuda:N; default: cuda if there is a GPU")
