@@ -52,11 +52,13 @@ class OverlappingOptimizer(CapturingOptimizer):
         (``share_memory_()``, ``resize_()`` of a storage), nothing is launched, and state is damaged, too.
 
         Only calls of ``model`` itself count.  After ``model.features(x)`` or ``model.forward(x)`` steps are not
-        queued; while one is, a child that is called by such a method raises RuntimeError if a module around it has
-        parameters that are still to be updated.  They may have been read.  Attach the modules that are called.
+        queued.  If one is queued when such a method runs, the first child that it calls raises RuntimeError if a module
+        around that child has parameters that are still to be updated: the method may have read them.  Attach the
+        modules that are called.
 
-        A step is carried out at once, with one warning that says why, if the model's forward since the last step was
-        not seen (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.
+        A step is carried out at once, and not queued, if no forward of the model was seen since the last step
+        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.  A warning
+        says which, once.
 
         Args:
             model: the module that is called in training.  Several may be attached.
