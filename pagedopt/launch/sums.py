@@ -7,6 +7,7 @@ and devices leave the same bits.  ``sums.cu`` has the order.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,13 @@ class Squares:
         """Where the sums lie, and how many there are."""
         return self._sums.ctypes.data, len(self._sums)
 
+    def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
+        """Return the launches that write the sums: table, kernel, and how the table reaches a GPU (None: on a CPU)."""
+        return [
+            (each.table, cpu.sums_kernel(2, each.form, each.table.geometry.threads), None)
+            for each in self.lists if each.chunks
+        ]  # fmt: skip
+
     def compile(self) -> None:
         """Compile (or load) the kernels now.
 
@@ -156,9 +164,22 @@ class DeviceSquares(Squares):
 
     def compile(self) -> None:
         for each, transport in zip(self.lists, self._transports, strict=True):
-            threads, kind = each.table.geometry.threads, transport.kind(each.table)
-            cuda.sums_kernel(2, each.form, threads, kind, self._index)
+            self._kernel(each, transport)
         cuda.total_kernel(self._index)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self._memory.address, len(self._sums)
+
+    def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
+        return [
+            (each.table, self._kernel(each, transport), transport)
+            for each, transport in zip(self.lists, self._transports, strict=True) if each.chunks
+        ]  # fmt: skip
+
+    def _kernel(self, each: SquaresList, transport: Transport) -> cuda.CudaKernel:
+        threads, kind = each.table.geometry.threads, transport.kind(each.table)
+        return cuda.sums_kernel(2, each.form, threads, kind, self._index)
 
     def publish(self) -> None:
         """Queue copies of tables that lie in device memory, where they have changed, on the current stream."""
@@ -225,9 +246,15 @@ def total(sums: int, count: int, target: int, factor: Factor | None, device: int
         factor: takes its root as the norm; None: none does.
         device: the index of the current CUDA device.
     """
+    argument = opaque(total_at(sums, count, target, factor))
+    cuda.total_kernel(device)(argument, 1, cuda.Stream(internals.current_stream(device)))
+
+
+def total_at(sums: int, count: int, target: int, factor: Factor | None) -> npt.NDArray[Any]:
+    """Return the argument of the kernel that adds sums; see :func:`total`."""
     fields = np.zeros(1, cuda.TOTAL_AT)
     fields[0] = sums, count, target, 0 if factor is None else factor.address
-    cuda.total_kernel(device)(opaque(fields), 1, cuda.Stream(internals.current_stream(device)))
+    return fields
 
 
 def finish(sums: torch.Tensor, factor: Factor) -> None:

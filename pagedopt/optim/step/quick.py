@@ -7,6 +7,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -93,16 +94,11 @@ class QuickStep:
         if on_cpu and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
             return None
         clip, squares = None, {}
-        if (factor := known.factor) is not None:
-            if not on_cpu:
+        if (factor := known.factor) is not None and optimizer.max_grad_norm is not None:
+            if (gradients := factor.alone) is None:
                 return None
-            if optimizer.max_grad_norm is not None:
-                if (gradients := factor.alone) is None:
-                    return None
-                clip, squares = QuickClip(gradients, factor.factors[gradients.device]), gradients.cells()
-        first = dict(
-            zip(known.buckets, np.cumsum([0, *(bucket.count for bucket in known.buckets)]).tolist(), strict=False)
-        )
+            clip, squares = QuickClip(gradients, factor.factors[gradients.device]), gradients.cells()
+        first = dict(zip(known.buckets, accumulate((b.count for b in known.buckets), initial=0), strict=False))
         rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
         counted: list[tuple[int, list[int]]] = []
         launches: list[QuickLaunch] = []
@@ -118,7 +114,7 @@ class QuickStep:
                 if (found := state.addresses()) is None:
                     return None
                 counted.append((found[1], found[0][here].tolist()))
-        parallel, count = team.openmp(), 0 if clip is None else len(clip.launches)
+        parallel, count = team.openmp(), 0 if clip is None else clip.count
         try:
             look = extension.Look(
                 groups, rows, len(launches), count, optimizer.state, known.objects.names_by_key, counted,
@@ -171,13 +167,15 @@ class QuickStep:
         """
         if self._on_cpu:
             return self._run(optimizer)
-        stream, found = internals.current_stream(self._index), LONG
+        stream, found, clip = internals.current_stream(self._index), LONG, self._clip
         try:
+            if clip is not None:
+                clip.borrow(stream)
             for each in self._launches:
                 each.borrow(stream)
             found = self._run(optimizer)
         finally:
-            for each in self._launches:
+            for each in (*self._launches, *(() if clip is None else clip.launches)):
                 each.give_back(stream, found == DONE)
         return found
 

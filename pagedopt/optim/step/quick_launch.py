@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ...kernels import cpu
+from ...kernels import cpu, cuda
 from ...launch.factor import Factor
+from ...launch.sums import total_at
 from ...tables.layout import HostTable
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
@@ -51,6 +52,8 @@ class TableLaunch:
                 self.call = entry.call
                 launch.kernel, launch.argument, launch.threads = entry.function, entry.call.address, entry.threads
             return entry is not None
+        if not self._transport.lends_host_memory:
+            return False
         launch.kernel, launch.threads = self._kernel.handle, self._kernel.threads
         launch.blocks = self._kernel.grid(len(host.chunk_words))
         launch.source, launch.rows_end = host.words.ctypes.data, 8 * host.rows_end
@@ -177,7 +180,7 @@ class QuickLaunch(TableLaunch):
 
 
 class QuickClip:
-    """The launches that add the squares of all gradients on a CPU, and the factor that takes their norm.
+    """The launches that add the squares of all gradients on one device, and what takes their norm: the factor.
 
     Args:
         gradients: they.
@@ -185,14 +188,15 @@ class QuickClip:
 
     Attributes:
         launches: one for each list of gradients.
+        count: how many launches come in front of all updates.
     """
 
     def __init__(self, gradients: Gradients, factor: Factor) -> None:
         self._gradients, self._squares, self._factor = gradients, gradients.squares, factor
-        self.launches = [
-            TableLaunch(each.table, cpu.sums_kernel(2, each.form, each.table.geometry.threads))
-            for each in self._squares.lists if each.chunks
-        ]  # fmt: skip
+        self.launches = [TableLaunch(*each) for each in self._squares.launches()]
+        self._total: Any = None  # on a GPU, a launch
+        self._argument = total_at(*self._squares.place, 0, factor)
+        self.count = len(self.launches) + (factor.device.type == "cuda")
 
     @property
     def holds(self) -> bool:
@@ -200,9 +204,20 @@ class QuickClip:
         return self._gradients.squares is self._squares
 
     def bind(self, look: Any) -> bool:
-        """Tell the look what is launched in front of all updates; return False if it cannot be."""
-        look.clip_with(*self._squares.place, self._factor.address)
+        """Tell the look what is launched; return False if it cannot be."""
+        if (device := self._factor.device).type == "cpu":
+            look.clip_with(*self._squares.place, self._factor.address)
+        else:
+            kernel, self._total = cuda.total_kernel(device.index), look.launch(len(self.launches))
+            self._total.kernel, self._total.threads, self._total.blocks = kernel.handle, kernel.threads, kernel.grid(1)
+            self._total.argument = self._argument.ctypes.data
         return all(each.bind(look.launch(i)) for i, each in enumerate(self.launches))
+
+    def borrow(self, stream: int) -> None:
+        """Take a buffer for each table, on a GPU."""
+        for each in self.launches:
+            each.borrow(stream)
+        self._total.stream = stream
 
     def looked(self) -> None:
         """Note that a look has come to its end."""
