@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 
 from ..common.kind_of import kind_of
+from ..system.interrupts import Uninterrupted
 from .capturing import CapturingOptimizer
 from .locks import locked
 from .overlap.everyone import wait_for_others
 from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
+from .overlap.within import UNCLIPPABLE, Within
 from .step.launches import Launches, PreparedStep
 
 
@@ -22,7 +24,7 @@ class OverlappingOptimizer(CapturingOptimizer):
     """What an optimizer offers to those whose forward should hide its step."""
 
     @locked
-    def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
+    def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
         """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
 
         From now on steps pass under the next forward of ``model``, bit for bit what they are without.  ``step()`` then
@@ -80,10 +82,18 @@ class OverlappingOptimizer(CapturingOptimizer):
             >>> with optimizer.waited():  # nothing notices that the average reads the parameters
             ...     average.update_parameters(model)
         """
-        if overlap != "forward":
-            raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")
+        if overlap not in ("forward", "backward"):
+            raise ValueError(f"overlap is {overlap!r}, and there are 'forward' and 'backward'")
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"attach() takes a torch.nn.Module, and not {kind_of(model)}")
+        if self._within is not None or (self._overlap is not None and overlap == "backward"):
+            under = "forward" if self._within is None else "backward"
+            raise ValueError(f"this optimizer is attached with overlap={under!r}; detach() it before")
+        if overlap == "backward":
+            self._refuse_moves("attach(overlap='backward')")
+            with Uninterrupted(gives_way=True):
+                self._within = Within(self, model)
+            return
         overlap_of_all = self._overlap or Overlap(self)
         overlap_of_all.attach(model)
         self._overlap = overlap_of_all
@@ -91,6 +101,9 @@ class OverlappingOptimizer(CapturingOptimizer):
     @locked
     def detach(self) -> None:
         """Undo :meth:`attach`, of all models."""
+        within, self._within = self._within, None
+        if within is not None:
+            within.detach()
         overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
         if overlap is not None:
             overlap.detach()
@@ -109,6 +122,8 @@ class OverlappingOptimizer(CapturingOptimizer):
             RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
         """
         self._tell_misuse()
+        if self._within is not None:
+            self._within.wait()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
@@ -145,6 +160,10 @@ class OverlappingOptimizer(CapturingOptimizer):
     def _tell_misuse(self) -> None:
         if self._overlap is not None:
             self._overlap.tell_misuse()
+
+    @property
+    def unclippable(self) -> str:
+        return "" if self._within is None else UNCLIPPABLE
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .driver import bindings, check
@@ -30,11 +31,20 @@ class Copy(NamedTuple):
 
     def queue(self, stream: int) -> None:
         """Queue it on a stream, in one call of the driver; CudaError if that refuses."""
+        self.prepared()(stream)
+
+    def prepared(self) -> Callable[[int], None]:
+        """Return :meth:`queue`, with all but the stream made once."""
         d = bindings()
-        if self.ranges == 1:
-            check("cuMemcpyAsync", d.cuMemcpyAsync(self.target, self.source, self.nbytes, stream))
-        else:
-            check("cuMemcpy3DAsync", d.cuMemcpy3DAsync(self.parameters(), stream))
+        name = "cuMemcpyAsync" if self.ranges == 1 else "cuMemcpy3DAsync"
+        call, given = getattr(d, name), (self.target, self.source, self.nbytes)
+        if self.ranges > 1:
+            given = (self.parameters(),)
+
+        def queue(stream: int) -> None:
+            check(name, call(*given, stream))
+
+        return queue
 
     def parameters(self) -> Any:
         """Return the driver's ``CUDA_MEMCPY3D``: each range is a slice of one row."""
