@@ -65,7 +65,7 @@ class Within:
         self._turns = {id(p): turn for turn, p in enumerate(reversed(params))}
         self._late, self._patience = 0, Patience(_MOST_PATIENCE)
         self._handles: list[Any] = []
-        self._hook = _hook_of(weakref.ref(self))
+        self._hook = _Hook(self)
         try:
             optimizer.store.own_rings(True)
             optimizer._launches = None
@@ -104,7 +104,12 @@ class Within:
     def _hook_all(self, params: list[torch.Tensor]) -> None:
         """Hook the parameters that have none of our hooks and can have one."""
         for p in params:
-            if self._takes(p) and self._hook not in internals.hooks_behind_gradients(p):
+            if self._takes(p) and self._hook not in (hooks := internals.hooks_behind_gradients(p)):
+                if any(isinstance(hook, _Hook) and hook.within() is not None for hook in hooks):
+                    raise ValueError(
+                        f"a parameter of shape {tuple(p.shape)} has another optimizer with overlap='backward', which "
+                        "takes its gradient away: attach one of them"
+                    )
                 self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
 
     def _takes(self, p: torch.Tensor) -> bool:
@@ -153,7 +158,7 @@ class Within:
             )
         if not vars(optimizer).keys().isdisjoint(SCALING):
             raise RuntimeError(_SCALED)
-        if self._side is not None and internals.is_capturing():
+        if self._side is not None and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("a backward that is captured into a CUDA graph cannot take steps: detach() before")
 
     def _begin(self, optimizer: RuleOptimizer) -> Cycle:
@@ -242,6 +247,18 @@ class Within:
         return contextlib.nullcontext() if self._side is None else torch.cuda.device(self._device)
 
 
+class _Hook:
+    """The hook of all parameters of an optimizer.  It keeps nothing alive, and torch.compile does not trace it."""
+
+    def __init__(self, within: Within) -> None:
+        self.within = weakref.ref(within)
+
+    @internals.opaque
+    def __call__(self, p: torch.Tensor) -> None:
+        if (within := self.within()) is not None:
+            within.gradient_came(p)
+
+
 def _params(optimizer: RuleOptimizer) -> list[torch.Tensor]:
     return [p for _, _, p in occurrences(optimizer)]
 
@@ -249,17 +266,6 @@ def _params(optimizer: RuleOptimizer) -> list[torch.Tensor]:
 def _named(optimizer: RuleOptimizer, p: torch.Tensor) -> str:
     number = next((i for i, each in enumerate(_params(optimizer)) if each is p), "?")
     return f"parameter {number} of shape {tuple(p.shape)}"
-
-
-def _hook_of(within: weakref.ref[Within]) -> Any:
-    """Return the hook of all parameters.  It keeps nothing alive, and torch.compile does not trace it."""
-
-    @internals.opaque
-    def hook(p: torch.Tensor) -> None:
-        if (alive := within()) is not None:
-            alive.gradient_came(p)
-
-    return hook
 
 
 def _device_of(optimizer: RuleOptimizer, model: torch.nn.Module, params: list[torch.Tensor]) -> torch.device:

@@ -1,0 +1,93 @@
+"""Steps within the backward on a played card: gradients, pages and parameters, each in order, and the bits of a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from played_torch import _Functions
+from torch import nn
+
+from pagedopt.optim.overlap import side_stream
+from pagedopt.optim.overlap.within import Within
+
+WIDTH = 40
+Act = Callable[[Run, nn.Module, Any, int], object]
+
+
+class Tied(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.a(torch.tanh(self.b(torch.tanh(self.a(x)))))
+        return y
+
+
+def layers(width: int) -> nn.Module:
+    return nn.Sequential(*[each for _ in range(3) for each in (nn.Linear(width, width), nn.Tanh())])
+
+
+def nothing(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    """The next forward comes at once."""
+
+
+def train(
+    run: Run,
+    make: Callable[[int], nn.Module] = layers,
+    before: Act = nothing,
+    width: int = WIDTH,
+    part: Callable[[nn.Module, int], nn.Module] = lambda model, number: model,
+    **options: Any,
+) -> Ends:
+    torch.default_generator.manual_seed(5)
+    model = make(width).to(run.device)
+    optimizer = run.adamw(model.parameters(), **options)
+    losses = []
+    if run.card is not None:
+        optimizer.attach(model, overlap="backward")
+    for number in range(4):
+        before(run, model, optimizer, number)
+        loss = part(model, number)(run.numbers(4, width)).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+        taken = all(p.grad is None for p in model.parameters())
+        assert taken or run.card is None, "the backward has taken them"
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*(loss.cpu() for loss in losses), *ends_of(model.parameters(), optimizer)]
+
+
+def play_here(monkeypatch: pytest.MonkeyPatch, order: Order, **how: Any) -> None:
+    """Play a training.  torch puts function modes away in a backward; its hooks see the card all the same."""
+    came = Within.gradient_came
+
+    def act(run: Run) -> Ends:
+        def gradient_came(self: Within, p: torch.Tensor) -> None:
+            with _Functions(run.card.torch):
+                came(self, p)
+
+        with monkeypatch.context() as patched:
+            if run.card is not None:
+                patched.setattr(Within, "gradient_came", gradient_came)
+            return train(run, **how)
+
+    play(monkeypatch, act, order)
+
+
+STATES: list[dict[str, Any]] = [
+    {"device_budget": 0}, {"device_budget": "16KiB"}, {"device_budget": 0, "state_format": "int8"}, {},
+    {"device_budget": 0, "host_access": "in_place"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("held", [0, 1 << 30])
+@pytest.mark.parametrize("options", STATES, ids=str)
+@every_order
+def test_a_backward_takes_the_step(monkeypatch: pytest.MonkeyPatch, order: Order, options: Any, held: int) -> None:
+    monkeypatch.setattr(side_stream, "HELD", held)
+    play_here(monkeypatch, order, **options)
