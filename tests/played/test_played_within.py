@@ -91,3 +91,69 @@ STATES: list[dict[str, Any]] = [
 def test_a_backward_takes_the_step(monkeypatch: pytest.MonkeyPatch, order: Order, options: Any, held: int) -> None:
     monkeypatch.setattr(side_stream, "HELD", held)
     play_here(monkeypatch, order, **options)
+
+
+def some_layers(model: nn.Module, number: int) -> nn.Module:
+    """The last layer has no gradient in every second backward."""
+    return model[:4] if number % 2 else model  # type: ignore[index]
+
+
+def load(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    """State that is written on the main stream is there before its pages are fetched."""
+    if number == 2:
+        optimizer.load_state_dict(optimizer.state_dict())
+        for p in model.parameters():
+            optimizer.state[p]["exp_avg"].mul_(0.5)
+
+
+def step_elsewhere(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    """Gradients that the backward has left, and a step, on another stream."""
+    other = run.stream()
+    run.wait(other, None)
+    with run.on(other):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
+    run.wait(None, other)
+
+
+def backward_elsewhere(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    """Its gradients are given back to that stream."""
+    other = run.stream()
+    run.wait(other, None)
+    with run.on(other):
+        model(run.numbers(4, WIDTH)).square().mean().backward()
+    run.wait(None, other)
+    optimizer.step()
+    optimizer.zero_grad()
+    with run.on(other):
+        torch.ones(64, WIDTH, device=run.device).mul_(2)
+    run.wait(None, other)
+
+
+def read_before_step(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    model(run.numbers(4, WIDTH)).square().mean().backward()
+    optimizer.wait()
+    for p in model.parameters():
+        p.detach().sum()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "a gradient is the sum of two": {"make": Tied},
+    "some parameters have none": {"part": some_layers},
+    "some have none, half is resident": {"part": some_layers, "device_budget": "50%"},
+    "a parameter in many pages": {"width": 160},
+    "state is loaded": {"before": load},
+    "a plain step elsewhere": {"before": step_elsewhere},
+    "a backward elsewhere": {"before": backward_elsewhere},
+    "parameters are read before step()": {"before": read_before_step},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@some_orders
+def test_what_comes_between(monkeypatch: pytest.MonkeyPatch, order: Order, case: str) -> None:
+    play_here(monkeypatch, order, **{"device_budget": 0, **CASES[case]})
