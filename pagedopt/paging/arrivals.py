@@ -57,7 +57,8 @@ class Arrivals:
         self._missing = [len(visit.needs) for visit in visits]
         self._left = {name: len(numbers) for name, numbers in self._of.items()}
         self._launches: deque[Span] = deque()
-        self._ready: list[int] = []  # a heap
+        self._due: set[int] = set()  # those to be updated
+        self._ready: list[int] = []  # a heap of those, but for the blocked
         self._arrived: set[Name] = set()
         self._ends = False
         self.waits, self.done, self.late = False, list[Name](), 0
@@ -70,6 +71,7 @@ class Arrivals:
         for i in self._of.get(name, ()):
             self._missing[i] -= 1
             if not self._missing[i]:
+                self._due.add(i)
                 heapq.heappush(self._ready, i)
         if not self._left.get(name):
             self.done.append(name)
@@ -77,14 +79,14 @@ class Arrivals:
     def end(self) -> None:
         """Note that no other gradient arrives: pages of which some have arrived are updated, others stay away."""
         self.waits, self._ends = False, True
-        for i, visit in enumerate(self._visits):
-            if 0 < self._missing[i] < len(visit.needs):
-                heapq.heappush(self._ready, i)
-        ready = {*self._ready, *(i for blocked in self._blocked.values() for i in blocked)}
+        some = [i for i, v in enumerate(self._visits) if 0 < self._missing[i] < len(v.needs)]
+        self._due.update(some)
         for slot, blocked in self._blocked.items():
-            self._lines[slot] = deque(i for i in self._lines[slot] if i in ready)
-            while blocked:
-                heapq.heappush(self._ready, blocked.pop())
+            self._lines[slot] = deque(i for i in self._lines[slot] if i in self._due)
+            some += blocked
+            blocked.clear()
+        self._ready += some
+        heapq.heapify(self._ready)
 
     def actions(self) -> Iterator[Action]:
         """Yield the actions.  In a pause, call :meth:`arrive` or :meth:`end` before the next one is asked for."""
@@ -126,7 +128,9 @@ class Arrivals:
                     self.done.append(name)
         else:
             self._blocked[move.slot].append(i)
-            self.late += 1
+            if self._inside[move.slot] in self._due:
+                return
+            self.late += not self._ends
             if not self._ends and len(self._blocked[move.slot]) < PATIENCE:
                 return
             yield from self._send_back(move.slot)
