@@ -116,6 +116,7 @@ class Cycle:
         self.plan, self.step, self._side = plan, step, side
         self.params: dict[int, torch.Tensor] = {}
         self._grads: dict[int, torch.Tensor] = {}
+        self._ended = True  # until it has begun
         for update in step.updates:
             update.sweep.begun = False
             update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
@@ -128,6 +129,7 @@ class Cycle:
         self._passes = passes(self._arrivals.actions(), self._launch, self._mover())
         if side is not None:
             side.follow()
+        self._ended = False
         self._go_on()
 
     def _mover(self) -> Mover | None:
@@ -226,8 +228,9 @@ class Cycle:
         if self._side is not None:
             self._side.end()
         self._grads.clear()
+        self._ended = True
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a step that nobody has ended: its parameters may be freed behind this
+        if not self._ended:  # nobody has called step(): pages go back before parameters and gradients are freed
             self._passes.close()
             self._end()
