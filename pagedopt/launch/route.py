@@ -206,14 +206,14 @@ def route(
     params: Sequence[torch.Tensor],
     states: Sequence[Sequence[torch.Tensor]],
     use: Sequence[int] | None = None,
-    last: bool = False,
+    by_last: bool = False,
 ) -> Route | None:
     """Return the route of ``params`` with ``states`` (a list per state name); None: one launch, in place.
 
     Args:
         use: when each parameter is used.  Pages pass in the order in which their parameters are first used; None: in
             that of addresses.
-        last: they pass in the order in which their parameters are last used.
+        by_last: they pass in the order in which their parameters are last used.
     """
     arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
     if not params or not states or not arenas:
@@ -230,7 +230,7 @@ def route(
     away = np.array([a >= 0 and p >= arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
     if not away.any():
         return None
-    turn = np.zeros(len(away), np.int64) if use is None else _turns(parts, np.asarray(use), last)
+    turn = np.zeros(len(away), np.int64) if use is None else _turns(parts, np.asarray(use), by_last)
     order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, turn, away))
     parts, at_hand = _Parts(*(column[order] for column in parts)), int((~away).sum())
     moves, device = _moves(parts, at_hand), params[0].device
@@ -277,11 +277,11 @@ class _Parts(NamedTuple):
     page: Indices
 
 
-def _turns(parts: _Parts, use: Indices, last: bool) -> Indices:
-    """Return, for each part, when a parameter in its page is first used; or when the ``last`` of them is."""
+def _turns(parts: _Parts, use: Indices, by_last: bool) -> Indices:
+    """Return, for each part, when the first parameter in its page is used; or when the last one is."""
     _, page = np.unique(np.stack([parts.arena, parts.page]), axis=1, return_inverse=True)
-    found = np.full(page.max() + 1, use.min() if last else use.max())
-    (np.maximum if last else np.minimum).at(found, page.ravel(), use[parts.param])
+    found = np.full(page.max() + 1, use.min() if by_last else use.max())
+    (np.maximum if by_last else np.minimum).at(found, page.ravel(), use[parts.param])
     return found[page.ravel()]
 
 

@@ -218,7 +218,9 @@ class Sweep:
         with self.transport.lend(self.table.host, handle) as lent:
             yield from passes(steps, self._launch_on_cuda(lent, kernel, stream), mover)
 
-    def _launch_on_cuda(self, lent: Lent, kernel: cuda.CudaKernel, stream: cuda.Stream) -> Callable[[Span | None], None]:
+    def _launch_on_cuda(
+        self, lent: Lent, kernel: cuda.CudaKernel, stream: cuda.Stream
+    ) -> Callable[[Span | None], None]:
         """Return the function that updates a span."""
 
         def launch(span: Span | None) -> None:

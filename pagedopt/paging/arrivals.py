@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .policy import Move
 from .visits import Action, Arrive, Evict, Fetch, Launch, Pause, Span
 
-Name = Hashable
+#: Of a gradient.
+Name = int
 #: Pages of one slot whose gradients are all there, and that wait for the page in the slot, before it has to make room.
 PATIENCE = 2
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,7 +115,7 @@ class Mover(Protocol):
 
 def passes(
     actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Execute a plan and yield behind each launch, and in each pause.
 
     ``launch`` updates a span, ``mover`` moves pages (None: the plan has only launches).

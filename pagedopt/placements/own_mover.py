@@ -1,4 +1,4 @@
-"""How pages visit through a ring that one optimizer has for itself, in a step that goes on between hooks of a backward."""
+"""How pages visit through a ring that one optimizer has for itself, in a step that goes on from hook to hook."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class _Cut(NamedTuple):
 
 
 class _ByValue(Lent):
-    """A table, cut into arguments that are kept.  Scalars and rows are those of the moment in which one is asked for."""
+    """A table, cut into arguments that are kept; each gets scalars and rows as they are when it is asked for."""
 
     def __init__(self, table: HostTable, kind: str, words: int, dtype: np.dtype[np.void]) -> None:
         self.table, self.kind = table, kind

@@ -315,7 +315,9 @@ def test_a_detached_optimizer_takes_plain_steps() -> None:
     both(train)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["deep", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["deep", "pickle"]
+)
 def test_a_copy_is_not_attached(copied: Callable[[Any], Any]) -> None:
     model = held()
     opt = adamw(model)

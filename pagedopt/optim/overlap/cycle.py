@@ -1,4 +1,4 @@
-"""One step within a backward, from its first gradient to ``step()``: rows are written and launched as gradients come."""
+"""One step within a backward, from its first gradient to ``step()``: rows are launched as their gradients come."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class CyclePlan:
         self.bases.append(base)
         self._chunks += len(table.chunk_words)
         if route is None:
-            tensor, offset, hand, moves = np.arange(count), np.zeros(count, np.int64), count, ()
+            tensor, offset, hand = np.arange(count), np.zeros(count, np.int64), count
             numel = np.array(update.sweep.table.numels, np.int64)
         else:
-            rows, hand, moves = route.rows, route.at_hand, route.moves
-            tensor, offset, numel = rows.tensor, rows.offset, rows.numel
+            tensor, offset, numel, hand = route.rows.tensor, route.rows.offset, route.rows.numel, route.at_hand
+        moves = () if route is None else route.moves
         dtype = update.sweep.formats[1].columns[0].dtype
         for i, name in enumerate(names):
             if name in coming.expected:

@@ -41,7 +41,7 @@ class SideStream:
         self._joint.hold(self.handle)
 
     def keep(self, grads: Sequence[torch.Tensor]) -> None:
-        """Keep gradients whose updates have been launched; too many let the stream they are from wait for the oldest."""
+        """Keep gradients whose updates have been launched; if they are too many, their stream waits for the oldest."""
         event = self._free.pop() if self._free else Event(self._index)
         event.record(self.handle)
         nbytes = sum(grad.nbytes for grad in grads)

@@ -186,13 +186,13 @@ class Bucket:
         self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead
     ) -> Update | None:
         """:meth:`prepare` before the gradients are there: numbers are those of a step that all of them take."""
-        if not self.takes_them_one_by_one:
+        sweep, table, on_host = self.sweep, self.sweep.table, self.numbers
+        if not self.takes_them_one_by_one or not isinstance(on_host, HostNumbers):
             return None
-        sweep, table = self.sweep, self.sweep.table
         seen = self.lists.as_seen((*tensors[: self.count], *[None] * self.count, *tensors[2 * self.count :]), {})
         if not table.look(seen):
             raise ValueError("parameters have changed since this table was made")
-        now = self.numbers.prepare(optimizer, numbers, ahead, absent=[])
+        now = on_host.prepare(optimizer, numbers, ahead, absent=[])
         ready = sweep.ready(())
         sweep.set_scalars(now.sets, now.seeds)
         return Update(

@@ -37,9 +37,8 @@ class Copy(NamedTuple):
         """Return :meth:`queue`, with all but the stream made once."""
         d = bindings()
         name = "cuMemcpyAsync" if self.ranges == 1 else "cuMemcpy3DAsync"
-        call, given = getattr(d, name), (self.target, self.source, self.nbytes)
-        if self.ranges > 1:
-            given = (self.parameters(),)
+        call = getattr(d, name)
+        given = (self.target, self.source, self.nbytes) if self.ranges == 1 else (self.parameters(),)
 
         def queue(stream: int) -> None:
             check(name, call(*given, stream))
