@@ -1,4 +1,4 @@
-"""The step under the next forward: ``attach``, and the fences of an optimizer whose step may be queued."""
+"""Steps under the next forward or within the backward: ``attach``, and the fences of a step that may be queued."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .step.launches import Launches, PreparedStep
 
 
 class OverlappingOptimizer(CapturingOptimizer):
-    """What an optimizer offers to those whose forward should hide its step."""
+    """What an optimizer offers to those whose forward or backward should hide its step."""
 
     @locked
     def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
@@ -62,14 +62,33 @@ class OverlappingOptimizer(CapturingOptimizer):
         (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.  A warning
         says which, once.
 
+        **With overlap="backward" a gradient is used, and given back, as soon as it is complete**, bit for bit as by a
+        plain step.  All parameters of the optimizer are updated so, one or a page at a time, on a stream of their own,
+        while the backward goes on; so not all gradients are in memory at once.  Pages of state that is away are fetched
+        ahead, in the order in which gradients came before.  Hyperparameters are those at the first gradient.  Behind
+        the backward ``.grad`` is None, and ``step()`` ends the step: it counts, and the current stream waits for all
+        updates.  Gradients that were set by hand, or have another dtype than their parameter, get a plain step there;
+        parameters without a gradient get none.  Whoever reads parameters between backward and ``step()`` calls
+        :meth:`wait` before.  Room for state and slots is taken now.
+
+        What has to look at all gradients first cannot be done so: clipping by a norm, a ``GradScaler``, a sum of
+        several backwards, reductions over processes.  An error in the middle of a backward leaves its step open:
+        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward, and
+        so gives back no gradient earlier.
+
         Args:
-            model: the module that is called in training.  Several may be attached.
-            overlap: under what; there is only the forward.
+            model: the module that is called in training.  Under the forward, several may be attached.
+            overlap: ``"forward"`` or ``"backward"``; one of them at a time.
 
         Raises:
-            ValueError: ``overlap`` is something else; the model is attached, or is, or has within it, a
-                ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
+            ValueError: ``overlap`` is something else; the model or the optimizer is attached; the model is, or has
+                within it, a ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
+                With ``"backward"`` also: a ``DistributedDataParallel``; parameters on several devices, or twice in the
+                optimizer; ``max_grad_norm`` is set; a group is ``fused`` or ``capturable``; a ``GradScaler`` has scaled
+                a step; no parameter of the optimizer is in the model, or one is attached to another optimizer.
             TypeError: the model is no module.
+            MemoryError, torch.OutOfMemoryError: with ``"backward"``, there is no room for state.
+            RuntimeError: with ``"backward"``, a captured step is alive.
 
         Example:
             >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0)
@@ -81,6 +100,12 @@ class OverlappingOptimizer(CapturingOptimizer):
             ...     optimizer.zero_grad()
             >>> with optimizer.waited():  # nothing notices that the average reads the parameters
             ...     average.update_parameters(model)
+
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0, state_format="int8")
+            >>> optimizer.attach(model, overlap="backward")
+            >>> for batch in batches:
+            ...     model(batch).mean().backward()  # updates, and leaves no gradient
+            ...     optimizer.step()
         """
         if overlap not in ("forward", "backward"):
             raise ValueError(f"overlap is {overlap!r}, and there are 'forward' and 'backward'")
@@ -116,7 +141,8 @@ class OverlappingOptimizer(CapturingOptimizer):
         """Let the current stream (on a CPU, the caller) wait until the last step is done.
 
         To be called before parameters, gradients or state are read or written behind a step that may be queued; see
-        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.
+        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.  Between a backward
+        that updates and :meth:`step` it waits for what has been updated.
 
         Raises:
             RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
