@@ -73,8 +73,8 @@ class OverlappingOptimizer(CapturingOptimizer):
 
         What has to look at all gradients first cannot be done so: clipping by a norm, a ``GradScaler``, a sum of
         several backwards, reductions over processes.  An error in the middle of a backward leaves its step open:
-        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward, and
-        so gives back no gradient earlier.
+        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward,
+        and so gives back no gradient earlier.
 
         Args:
             model: the module that is called in training.  Under the forward, several may be attached.

@@ -1,6 +1,6 @@
-"""On a GPU: steps within backwards end in the bits of plain ones, also with updates that begin late; gradients are freed.
+"""On a GPU: steps within backwards end in the bits of plain ones, however late updates begin; gradients are freed.
 
-An order that is missing reads a gradient that is not there, or a parameter before its update, and not by luck after it.
+A wait that is missing reads a gradient that is not there, or a parameter before its update, and not by luck after it.
 """
 
 from __future__ import annotations

@@ -151,3 +151,14 @@ def test_a_page_that_cannot_be_written_back_damages_state(monkeypatch: pytest.Mo
     assert "a step within a backward failed in the middle (OSError" in toy.opt.damaged
     with pytest.raises(RuntimeError, match="is damaged"):
         toy.backward()
+
+
+def test_new_state_of_a_first_step_that_failed_is_put_into_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds new values: a later step must not take it for state of zeros."""
+    toy = Toy(0)
+    monkeypatch.setattr(FileMover, "evict", raising(OSError(5, "broken, says the test")))
+    with pytest.raises(OSError, match="says the test"):
+        toy.backward()
+    monkeypatch.undo()
+    assert toy.opt.damaged
+    assert [*toy.opt.state] == [[*toy.model.parameters()][-1]]
