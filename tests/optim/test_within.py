@@ -18,6 +18,7 @@ from overlapped_shots import carriers
 from torch import nn
 from within import SHAPES, Held, adamw, arrive, bits, both, gradient, held, same
 
+from pagedopt.optim.overlap import cycle
 from pagedopt.placements.file import FileArena
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
 from tests.optim.specs import BF16, CASES, F32, F64, Case
@@ -184,11 +185,12 @@ def change_budget(opt: Any, model: Held, step: int) -> None:
 
 
 def other_strides(opt: Any, model: Held, step: int) -> None:
-    """Gradients are copied; of a parameter with gaps it is left to ``step()``."""
+    """A gradient that is there keeps its strides, and is copied; of a parameter with gaps it is left to ``step()``."""
+    first, second, *_ = model.parameters()
     if step == 0:
-        first, second, *_ = model.parameters()
         first.data = first.data.t().contiguous().t()
         second.data = second.data.repeat(1, 2)[:, ::2]
+    first.grad = torch.zeros(first.shape)
 
 
 def complex_numbers(opt: Any, model: Held, step: int) -> None:
@@ -342,6 +344,18 @@ def test_autograd_refuses_what_reads_parameters_that_were_updated() -> None:
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(loss, x)
     opt.step()
+
+
+def test_a_step_that_nobody_ends_is_ended_before_the_process() -> None:
+    """Later its thread would be gone, and whoever waited for its pages would wait for ever."""
+    before = len(carriers())
+    model = held()
+    opt = adamw(model)
+    opt.attach(model, overlap="backward")
+    arrive(model, 0, ALL[:3])
+    assert len(carriers()) == before + 1
+    cycle._before_exit()
+    assert len(carriers()) == before
 
 
 def test_nothing_is_left_of_an_optimizer_that_dies_within_a_step() -> None:

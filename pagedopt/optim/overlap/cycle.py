@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import bisect
 import contextlib
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -116,7 +119,7 @@ class Cycle:
         self.plan, self.step, self._side = plan, step, side
         self.params: dict[int, torch.Tensor] = {}
         self._grads: dict[int, torch.Tensor] = {}
-        self._ended = True  # until it has begun
+        self._open = False
         for update in step.updates:
             update.sweep.begun = False
             update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
@@ -129,7 +132,8 @@ class Cycle:
         self._passes = passes(self._arrivals.actions(), self._launch, self._mover())
         if side is not None:
             side.follow()
-        self._ended = False
+        self._open = True
+        _cycles.add(self)
         self._go_on()
 
     def _mover(self) -> Mover | None:
@@ -228,9 +232,22 @@ class Cycle:
         if self._side is not None:
             self._side.end()
         self._grads.clear()
-        self._ended = True
+        self._open = False
 
     def __del__(self) -> None:
-        if not self._ended:  # nobody has called step(): pages go back before parameters and gradients are freed
-            self._passes.close()
-            self._end()
+        """Nobody has called ``step()``: pages go back before parameters and gradients are freed."""
+        if self._open:
+            self.abort()
+
+
+_cycles: weakref.WeakSet[Cycle] = weakref.WeakSet()
+
+
+def _before_exit() -> None:
+    """End steps that nobody has ended, while the threads that move pages still run."""
+    for cycle in list(_cycles):
+        if cycle._open:
+            cycle.abort()
+
+
+getattr(threading, "_register_atexit", atexit.register)(_before_exit)
