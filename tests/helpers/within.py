@@ -26,9 +26,10 @@ class Held(nn.Module):
 
 
 def held(dtypes: Sequence[torch.dtype] = (torch.float32,), device: str = "cpu") -> Held:
-    """Parameters of these dtypes in turn."""
+    """Parameters of these dtypes in turn; one of them lies in memory column by column."""
     generator = torch.Generator().manual_seed(1)
     values = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    values[5] = values[5].t().contiguous().t()
     return Held(nn.Parameter(v.to(device, dtypes[i % len(dtypes)])) for i, v in enumerate(values))
 
 

@@ -106,6 +106,13 @@ def load(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
             optimizer.state[p]["exp_avg"].mul_(0.5)
 
 
+def move_to_and_fro(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
+    """The slots are other ones then."""
+    if run.card is not None and number == 2:
+        optimizer.set_device_budget(None)
+        optimizer.set_device_budget(0)
+
+
 def step_elsewhere(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
     """Gradients that the backward has left, and a step, on another stream."""
     other = run.stream()
@@ -147,6 +154,7 @@ CASES: dict[str, dict[str, Any]] = {
     "some have none, half is resident": {"part": some_layers, "device_budget": "50%"},
     "a parameter in many pages": {"width": 160},
     "state is loaded": {"before": load},
+    "pages move to and fro": {"before": move_to_and_fro},
     "a plain step elsewhere": {"before": step_elsewhere},
     "a backward elsewhere": {"before": backward_elsewhere},
     "parameters are read before step()": {"before": read_before_step},

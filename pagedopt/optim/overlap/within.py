@@ -59,6 +59,7 @@ class Within:
         self._plan: CyclePlan | None = None
         self._cycle: Cycle | None = None
         self._coming = Coming(frozenset(), {})
+        self._made_for: tuple[object, ...] = ()
         #: Parameters that have no state, as they had no gradient in the last step, by id.
         self._idle: frozenset[int] = frozenset()
         #: When gradients are expected, by id.
@@ -179,18 +180,21 @@ class Within:
 
     def _prepare(self, optimizer: RuleOptimizer) -> PreparedStep:
         """Prepare a step before its gradients are there."""
-        before, ready, known = self._coming, optimizer.store.make_ready(), self._launches
-        self._coming = coming = self._gradients_to_come(optimizer)
+        store, known = optimizer.store, self._launches
+        ready = store.make_ready()
+        coming = self._gradients_to_come(optimizer)
         if ready.held is not NOTHING_HELD:  # others may move pages of a slab between two hooks: nothing is expected
-            self._coming = coming = Coming(frozenset(), coming.turns)
-        if known is not None and known.residents == ready.residents and coming.expected == before.expected:
+            coming = Coming(frozenset(), coming.turns)
+        made_for = ready.residents, coming.expected, store.rings.get(self._device)  # rows point into its slots
+        if known is not None and made_for == self._made_for:
             found = known.objects.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed
                 if found is not None:
                     return prepare_again(optimizer, known, found, ready)
         self._launches = None
         step = prepare_anew(optimizer, NO_SHARDS, coming)
-        self._launches = step.launches
+        self._launches, self._coming = step.launches, coming
+        self._made_for = step.ready.residents, coming.expected, store.rings.get(self._device)
         return step
 
     # --- step()
