@@ -21,7 +21,7 @@ from ...system import internals
 from ...system.cuda import virtual
 from ...system.cuda.driver import CudaError, check_code
 from ...system.interrupts import Uninterrupted
-from ...system.look.build import ANEW, DONE, LONG, REFUSED, compiled_look, is_wanted, pending
+from ...system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
@@ -167,17 +167,10 @@ class QuickStep:
         """
         if self._on_cpu:
             return self._run(optimizer)
-        stream, found, clip = internals.current_stream(self._index), LONG, self._clip
-        try:
-            if clip is not None:
-                clip.borrow(stream)
-            for each in self._launches:
-                each.borrow(stream)
-            found = self._run(optimizer)
-        finally:
-            for each in (*self._launches, *(() if clip is None else clip.launches)):
-                each.give_back(stream, found == DONE)
-        return found
+        stream = internals.current_stream(self._index)
+        found = self._run_on(stream, optimizer)
+        # Tables have buffers that no launch reads then.
+        return self._run_on(stream, optimizer) if found == IN_USE else found
 
     def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
         """Whether the same state has another layout over the same memory."""
@@ -215,13 +208,26 @@ class QuickStep:
             return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
 
+    def _run_on(self, stream: int, optimizer: RuleOptimizer) -> int:
+        found, clip = LONG, self._clip
+        try:
+            if clip is not None:
+                clip.borrow(stream)
+            for each in self._launches:
+                each.borrow(stream)
+            found = self._run(optimizer)
+        finally:
+            for each in (*self._launches, *(() if clip is None else clip.launches)):
+                each.give_back(stream, found == DONE)
+        return found
+
     def _run(self, optimizer: RuleOptimizer) -> int:
         for each in self._launches:
             if not each.bucket.sweep.table.begin_writing():
                 return ANEW  # an interrupt came behind a look: the long way writes the table again
         found: int = self._look.step(optimizer.param_groups, optimizer.state)
         for each in self._launches:
-            each.looked(found == DONE)
+            each.looked(found)
         if self._clip is not None:
             self._clip.looked()
             if found == DONE:

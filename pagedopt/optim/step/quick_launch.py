@@ -10,6 +10,7 @@ import torch
 from ...kernels import cpu, cuda
 from ...launch.factor import Factor
 from ...launch.sums import total_at
+from ...system.look.build import DONE, IN_USE
 from ...tables.layout import HostTable
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
@@ -35,13 +36,14 @@ class TableLaunch:
         call: the arguments of a CPU kernel.
     """
 
-    __slots__ = ("_buffer", "_kernel", "_transport", "call", "host", "launch")
+    __slots__ = ("_buffer", "_kernel", "_moves", "_transport", "call", "host", "launch")
 
     def __init__(self, host: HostTable, kernel: Any, transport: Any = None) -> None:
         self.host, self._kernel, self._transport = host, kernel, transport
         self.launch: Any = None
         self.call: Any = None
         self._buffer: Any = None
+        self._moves = False
 
     def bind(self, launch: Any) -> bool:
         """Tell the look what is launched; return False if it cannot be."""
@@ -61,6 +63,8 @@ class TableLaunch:
 
     def borrow(self, stream: int) -> None:
         """Take a buffer for the table, and tell the look of it."""
+        if self._moves:  # as in the last step, most likely: not the buffer which that step's launch may still read
+            self.host.rows_changed()
         buffer, launch = self._transport.borrow(self.host, stream), self.launch
         self._buffer = buffer
         launch.in_flight = in_flight = buffer.guarded is not None
@@ -68,6 +72,11 @@ class TableLaunch:
         buffer.guarded = stream  # before the launch: an interrupt may come behind it
         launch.argument, launch.stream, launch.event = buffer.argument, stream, buffer.event
         launch.target = buffer.source
+
+    def moved(self) -> bool:
+        """Note that a look has come to its end; return whether it has found other addresses, written or not."""
+        self._moves, self.launch.moves = self.launch.moves, False
+        return self._moves
 
     def give_back(self, stream: int, launched: bool) -> None:
         """Give the buffer back, behind the launch if there was one."""
@@ -166,12 +175,13 @@ class QuickLaunch(TableLaunch):
         self.host.set_scalars(sets if factor is None else [[*uniforms, factor.word] for uniforms in sets])
         return True
 
-    def looked(self, taken: bool) -> None:
-        """Note that a look has come to its end, and whether the step was taken."""
-        self.bucket.sweep.table.end_writing(self.launch.moved)
-        self.launch.moved = False
+    def looked(self, found: int) -> None:
+        """Note that a look has come to its end, and what it has found."""
+        self.bucket.sweep.table.end_writing(self.moved())
         self._rows_stamp = self.host.rows_stamp
-        if not taken:
+        if found == IN_USE:  # and comes again
+            return
+        if found != DONE:
             self._step = None
             return
         self.bucket.sweep.launches += 1
@@ -222,8 +232,7 @@ class QuickClip:
     def looked(self) -> None:
         """Note that a look has come to its end."""
         for each in self.launches:
-            if each.launch.moved:
-                each.launch.moved = False
+            if each.moved():
                 each.host.rows_changed()
 
 

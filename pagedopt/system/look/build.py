@@ -35,9 +35,9 @@ from ..variables import asks_for
 #: "python": optimizers made from now on have no compiled look.  Otherwise they have it where it can be built.
 VARIABLE = "PAGEDOPT_LOOK"
 #: What a step finds, as in ``look.cpp``.  Of all but DONE nothing is changed: ANEW, the look is of no use any more;
-#: LONG, this step needs more than it; from REFUSED on the driver's error is added to once REFUSED, or twice if a launch
-#: came before.
-DONE, ANEW, LONG = range(3)
+#: LONG, this step needs more than it; IN_USE, a kernel may still read a buffer whose table would change; from REFUSED
+#: on the driver's error is added to once REFUSED, or twice if a launch came before.
+DONE, ANEW, LONG, IN_USE = range(4)
 REFUSED = 1 << 20
 #: Seconds that the compiler may take, and after which it is asked again where it has failed.
 LIMIT, RETRY = 900, 86_400
@@ -270,4 +270,4 @@ def why_none() -> str:
     return _build.reason
 
 
-__all__ = ["ANEW", "DONE", "LONG", "REFUSED", "VARIABLE", "compiled_look", "is_wanted", "pending", "why_none"]
+__all__ = ["ANEW", "DONE", "IN_USE", "LONG", "REFUSED", "VARIABLE", "compiled_look", "is_wanted", "pending", "why_none"]
