@@ -117,7 +117,7 @@ class QuickStep:
         parallel, count = team.openmp(), 0 if clip is None else clip.count
         try:
             look = extension.Look(
-                groups, rows, len(launches), count, optimizer.state, known.objects.names_by_key, counted,
+                groups, rows, len(launches), count, optimizer.state, known.seen.names_by_key, counted,
                 store.versions.counters * len(launches), _FIXED,
                 0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
             )  # fmt: skip
@@ -142,7 +142,7 @@ class QuickStep:
         if not self._may_run(optimizer):
             return LONG
         changed = self._look.take(optimizer.param_groups)
-        if changed is None or ((changed or self._asks) and not self._known.objects.same_rules(optimizer)):
+        if changed is None or ((changed or self._asks) and not self._known.seen.same_rules(optimizer)):
             return ANEW
         ahead: Ahead = {}
         for each in self._launches:
@@ -179,7 +179,7 @@ class QuickStep:
 
     def _still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
-        if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
+        if optimizer._launches is not self._known or not self._known.seen.lives or self._forks != _forks:
             return False
         clip = self._clip
         if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
