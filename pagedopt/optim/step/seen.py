@@ -86,7 +86,7 @@ class Seen:
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
         self._sharded = any(map(is_sharded, values))
-        memories = self._memories(values)
+        memories = (*map(local, values),) if self._sharded else values
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
         self._layouts, self._by_others = layouts(memories), optimizer.store.versions.by_others()
@@ -100,9 +100,6 @@ class Seen:
         if (alike := self._alike) is not None:
             return tuple([entry[name] for name in alike for entry in entries])
         return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
-
-    def _memories(self, values: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        return (*map(local, values),) if self._sharded else values
 
     def picks_for(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> tuple[Picks, ...]:
         """Return for each launch what selects its tensors from what :meth:`compare` has found."""
@@ -145,14 +142,14 @@ class Seen:
             return None
         if identities(values) != self._ids:
             return None
-        memories = self._memories(values)
+        memories = (*map(local, values),) if self._sharded else values
         if addresses(memories) != self._at:
             return None
         if (by_others := optimizer.store.versions.by_others()) != self._by_others:
             if layouts(memories) != self._layouts:
                 return None
             self._by_others = by_others
-        if any(params[i].grad is not None for i in self._waiting):
+        if self._waiting and any(params[i].grad is not None for i in self._waiting):
             return None
         return Found(params, (*map(_grad, params),), values)
 
