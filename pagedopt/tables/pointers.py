@@ -328,10 +328,8 @@ class PointerTable:
         before, self._unwritten = self._unwritten, True
         return not before
 
-    def end_writing(self, changed: bool) -> None:
-        """Note that these words are written; ``changed``: some have other values now."""
-        if changed:
-            self.host.rows_changed()
+    def end_writing(self) -> None:
+        """Note that these words are written."""
         self._unwritten = False
 
     @property

@@ -57,7 +57,7 @@ struct Layout {  // dtype, sizes and strides; the latter lie one behind the othe
 };
 
 struct Launch {  // blocks 0: on a CPU
-  void *kernel = nullptr, *argument = nullptr, *stream = nullptr, *event = nullptr, *target = nullptr, *source = nullptr;
+  void *kernel = nullptr, *argument = nullptr, *event = nullptr, *target = nullptr, *source = nullptr;
   int64_t threads = 1, blocks = 0, stale = 0, rows_end = 0;
   bool in_flight = false, moves = false;  // moves: words of the table are other ones, or would have to be
 };
@@ -168,6 +168,7 @@ class Look {
     n.coming = coming, n.one_more = false;
   }
   Launch& launch(size_t i) { return launches.at(i); }  // those of squares first
+  void launch_on(int64_t stream) { this->stream = reinterpret_cast<void*>(stream); }
 
   bool same_state(py::handle state) const { return compare(state) == SAME; }
   bool other_layout(py::handle state) const { return compare(state) == OTHER_LAYOUT; }  // of the same state, there
@@ -211,6 +212,7 @@ class Look {
   double* sums = nullptr;
   size_t count = 0;
   Factor* factor = nullptr;  // on a CPU, and where gradients are clipped
+  void* stream = nullptr;
 
   static void check(PyObject* t) {
     if (!THPVariable_CheckExact(t)) throw py::type_error("a subclass of Tensor");
@@ -347,14 +349,14 @@ class Look {
     }
     return {0, true};
   }
-  static std::pair<int, bool> on_card(Launch& l) {
+  std::pair<int, bool> on_card(Launch& l) const {
     using Kernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
     static auto launch = reinterpret_cast<Kernel>(driver("cuLaunchKernel"));
     static auto record = reinterpret_cast<int (*)(void*, void*)>(driver("cuEventRecord"));
     if (auto nbytes = l.moves ? std::max(l.stale, l.rows_end) : l.stale; nbytes > 0) memcpy(l.target, l.source, nbytes);
     py::gil_scoped_release others;  // a full queue waits, perhaps for a callback in Python
-    auto refused = launch(l.kernel, unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, 0, l.stream, &l.argument, nullptr);
-    return {refused || !l.event ? refused : record(l.event, l.stream), refused != 0};
+    auto refused = launch(l.kernel, unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, 0, stream, &l.argument, nullptr);
+    return {refused || !l.event ? refused : record(l.event, stream), refused != 0};
   }
 };
 
@@ -363,8 +365,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   auto pointer = [](auto member) { return [member](Launch& l, int64_t at) { l.*member = words(at); }; };
   py::class_<Launch>(m, "Launch", py::module_local())
       .def_property("kernel", nullptr, pointer(&Launch::kernel)).def_property("argument", nullptr, pointer(&Launch::argument))
-      .def_property("stream", nullptr, pointer(&Launch::stream)).def_property("event", nullptr, pointer(&Launch::event))
-      .def_property("target", nullptr, pointer(&Launch::target)).def_property("source", nullptr, pointer(&Launch::source))
+      .def_property("event", nullptr, pointer(&Launch::event)).def_property("target", nullptr, pointer(&Launch::target))
+      .def_property("source", nullptr, pointer(&Launch::source))
       .def_readwrite("threads", &Launch::threads).def_readwrite("blocks", &Launch::blocks)
       .def_readwrite("stale", &Launch::stale).def_readwrite("rows_end", &Launch::rows_end)
       .def_readwrite("in_flight", &Launch::in_flight).def_readwrite("moves", &Launch::moves);
@@ -372,7 +374,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<py::list, const std::vector<std::array<int64_t, 6>>&, size_t, size_t, py::dict,
                     const std::vector<std::vector<py::object>>&, const std::vector<std::pair<int64_t, Words>>&,
                     const std::vector<py::object>&, py::iterable, int64_t>())
-      .def("launch", &Look::launch, py::return_value_policy::reference_internal)
+      .def("launch", &Look::launch, py::return_value_policy::reference_internal).def("launch_on", &Look::launch_on)
       .def("clip_with", &Look::clip_with).def("take", &Look::take).def("set_number", &Look::set_number)
       .def("set_numbers", &Look::set_numbers).def("same_state", &Look::same_state)
       .def("other_layout", &Look::other_layout).def("step", &Look::step);
