@@ -56,8 +56,8 @@ class QuickStep:
         extension: the compiled look.
 
     Raises:
-        _LongWay, TypeError: steps need more than a look can do; TypeError: groups have values, or tensors are of a
-            class, that may change while they are the same object.
+        _LongWay: steps need more than a look can do.
+        TypeError: groups have a value, or a tensor is of a class, that may change while it is the same object.
     """
 
     def __init__(self, optimizer: RuleOptimizer, known: Launches, extension: Any) -> None:
