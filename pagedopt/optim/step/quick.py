@@ -150,19 +150,11 @@ class QuickStep:
         """
         if self._on_cpu:
             return self._run(optimizer)
-        found, stream = IN_USE, internals.current_stream(self._index)
+        stream = internals.current_stream(self._index)
         self._look.launch_on(stream)
-        for _ in range(2):  # the second time, tables have buffers that no launch reads
-            if found == IN_USE:
-                found = LONG
-                try:
-                    for each in self._tables:
-                        each.borrow(stream)
-                    found = self._run(optimizer)
-                finally:
-                    for each in self._tables:
-                        each.give_back(stream, found == DONE)
-        return found
+        found = self._run_on(stream, optimizer)
+        # Tables have buffers that no launch reads then.
+        return self._run_on(stream, optimizer) if found == IN_USE else found
 
     def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
         """Whether the same state has another layout over the same memory."""
@@ -197,6 +189,17 @@ class QuickStep:
         if self._on_cpu:
             return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
+
+    def _run_on(self, stream: int, optimizer: RuleOptimizer) -> int:
+        found = LONG
+        try:
+            for each in self._tables:
+                each.borrow(stream)
+            found = self._run(optimizer)
+        finally:
+            for each in self._tables:
+                each.give_back(stream, found == DONE)
+        return found
 
     def _run(self, optimizer: RuleOptimizer) -> int:
         for each in self._launches:
