@@ -99,16 +99,18 @@ class QuickStep:
                 if (found := state.addresses()) is None:
                     raise _LongWay
                 counted.append((found[1], found[0][here].tolist()))
-        clips = [] if self._clip is None else [self._clip]
-        parallel, count = team.openmp(), sum(clip.count for clip in clips)
+        parallel, count = team.openmp(), 0 if self._clip is None else self._clip.count
         self._look = extension.Look(
             groups, rows, len(self._launches), count, optimizer.state, known.seen.names_by_key, counted,
             store.versions.counters * len(self._launches), _FIXED,
             0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
         )  # fmt: skip
-        self._tables: list[TableLaunch] = [*(each for clip in clips for each in clip.launches), *self._launches]
         bound = [each.bind(self._look.launch(i)) for i, each in enumerate(self._launches, count)]
-        if not all(bound + [clip.bind(self._look) for clip in clips]) or not known.still_hold(optimizer):
+        self._tables: list[TableLaunch] = [*self._launches]
+        if self._clip is not None:
+            bound.append(self._clip.bind(self._look))
+            self._tables[:0] = self._clip.launches
+        if not all(bound) or not known.still_hold(optimizer):
             raise _LongWay
 
     def prepare(self, optimizer: RuleOptimizer) -> int:
