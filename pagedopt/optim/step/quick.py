@@ -165,7 +165,7 @@ class QuickStep:
 
     def _still_holds(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
-        if optimizer._launches is not self._known or not self._known.seen.lives or self._forked is not team.forked:
+        if optimizer._launches is not self._known or self._known.seen.dead or self._forked is not team.forked:
             return False
         clip = self._clip
         if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):

@@ -62,12 +62,13 @@ class Seen:
     Lists and dicts may be replaced by others with the same contents.
 
     Attributes:
+        dead: references to storages of state that have died.
         names_by_key: for each key of ``optimizer.state``, the names of the values that are compared.
     """
 
     __slots__ = (
-        "__weakref__", "_alike", "_at", "_by_others", "_dead", "_formats", "_ids", "_keys", "_layouts", "_lengths",
-        "_rules", "_sharded", "_storages", "_waiting", "names_by_key",
+        "__weakref__", "_alike", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
+        "_rules", "_sharded", "_storages", "_waiting", "dead", "names_by_key",
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
@@ -77,9 +78,8 @@ class Seen:
         names: dict[int, tuple[str, ...]] = {}
         for m in members.found:
             entries[id(m.param)] = m.entry
-            used = interned((*m.columns, *number_names(optimizer, m.rule)))
-            if (before := names.setdefault(id(m.param), used)) is not used:  # in another group, with another rule
-                names[id(m.param)] = tuple(dict.fromkeys((*before, *used)))
+            before = names.get(id(m.param), ())  # in another group, perhaps with another rule
+            names[id(m.param)] = (*dict.fromkeys((*before, *m.columns, *number_names(optimizer, m.rule))),)
         keys = (*dict.fromkeys((*optimizer.state, *(m.param for m in members.found if m.entry))),)
         # The same objects for the same names, alive here: a compiled look knows them by their ids.
         self.names_by_key = tuple([interned(names.get(id(key), ())) for key in keys])
@@ -91,9 +91,9 @@ class Seen:
         self._at = addresses(memories, sure=False)
         self._layouts, self._by_others = layouts(memories), optimizer.store.versions.by_others()
         self._keys, self._ids = identities((*members.params, *keys)), identities(values)
-        self._dead: list[object] = []
+        self.dead: list[object] = []
         storages = {id(s): s for s in map(torch.Tensor.untyped_storage, memories)}
-        self._storages = tuple([weakref.ref(storage, self._dead.append) for storage in storages.values()])
+        self._storages = tuple([weakref.ref(storage, self.dead.append) for storage in storages.values()])
 
     def _values(self, entries: Iterable[Any]) -> tuple[Any, ...]:
         """Return the values ordered by name if all entries have the same names, else entry by entry."""
@@ -123,14 +123,9 @@ class Seen:
             return True
         return (*map(optimizer.formats_depend_on, groups),) == self._formats
 
-    @property
-    def lives(self) -> bool:
-        """Whether no storage of state has died."""
-        return not self._dead
-
     def compare(self, optimizer: RuleOptimizer) -> Found | None:
         """Return all tensors of the step; None: an object is new, or state has moved."""
-        if self._dead or not self.same_rules(optimizer):
+        if self.dead or not self.same_rules(optimizer):
             return None
         lists, state = [*map(_params, optimizer.param_groups)], optimizer.state
         params = (*chain.from_iterable(lists),)
