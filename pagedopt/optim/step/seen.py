@@ -67,13 +67,14 @@ class Seen:
     """
 
     __slots__ = (
-        "__weakref__", "_alike", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
+        "__weakref__", "_alike", "_asked", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
         "_rules", "_sharded", "_storages", "_waiting", "dead", "names_by_key",
     )  # fmt: skip
 
     def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
         self._formats = (*map(optimizer.formats_depend_on, optimizer.param_groups),)
+        self._asked = any(self._formats)
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, tuple[str, ...]] = {}
         for m in members.found:
@@ -119,7 +120,7 @@ class Seen:
         if (*map(optimizer.rule_of, groups),) != self._rules:
             return False
         # Where no format was or is asked for, nothing is called.
-        if optimizer.state_format is None and not any(self._formats) and not any(map(_format, groups)):
+        if optimizer.state_format is None and not self._asked and not any(map(_format, groups)):
             return True
         return (*map(optimizer.formats_depend_on, groups),) == self._formats
 
@@ -127,9 +128,11 @@ class Seen:
         """Return all tensors of the step; None: an object is new, or state has moved."""
         if self.dead or not self.same_rules(optimizer):
             return None
-        lists, state = [*map(_params, optimizer.param_groups)], optimizer.state
-        params = (*chain.from_iterable(lists),)
-        if (*map(len, lists),) != self._lengths or identities((*params, *state)) != self._keys:
+        groups, state = optimizer.param_groups, optimizer.state
+        params = (*chain.from_iterable(map(_params, groups)),)
+        if len(groups) > 1 and (*map(len, map(_params, groups)),) != self._lengths:
+            return None
+        if identities((*params, *state)) != self._keys:
             return None
         try:
             values = self._values(state.values())
