@@ -245,11 +245,11 @@ class PointerTable:
         Raises:
             ValueError: a tensor has no memory, or shares it; the table is unchanged then.
         """
-        seen, count = self._seen, len(self)
+        seen = self._seen
         if seen is None or (at := seen.addresses(tensors)) is None:
             return False
         if at != self._addresses.reshape(-1)[seen.here].tobytes() or self._unwritten:
-            now = self._addresses.copy()
+            now, count = self._addresses.copy(), self._addresses.shape[1]
             now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
             moved = [j for j in range(len(tensors) // count) if now[j].tobytes() != self._addresses[j].tobytes()]
             for j in moved:
