@@ -202,7 +202,7 @@ class PagedOptimizer(SavingOptimizer):
         if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
             known = None  # multiplies_gradients, written out, was another when the last step began
         if known is not None and known.residents == ready.residents:
-            found = known.objects.compare(self)
+            found = known.seen.compare(self)
         if known is None or found is None or known.sharded:
             shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
         if known is not None and found is not None:

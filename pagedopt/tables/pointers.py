@@ -245,25 +245,19 @@ class PointerTable:
         Raises:
             ValueError: a tensor has no memory, or shares it; the table is unchanged then.
         """
-        seen = self._seen
+        seen, count = self._seen, len(self)
         if seen is None or (at := seen.addresses(tensors)) is None:
             return False
         if at != self._addresses.reshape(-1)[seen.here].tobytes() or self._unwritten:
-            self._move(tensors, at, seen)
-        return True
-
-    def _move(self, tensors: Tensors, at: bytes, seen: TensorLayout) -> None:
-        """Take new addresses of lists whose shapes and strides are as remembered."""
-        now, count = self._addresses.copy(), self._addresses.shape[1]
-        now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
-        moved = set()
-        for j in range(len(tensors) // count):
-            if now[j].tobytes() != self._addresses[j].tobytes():
+            now = self._addresses.copy()
+            now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
+            moved = [j for j in range(len(tensors) // count) if now[j].tobytes() != self._addresses[j].tobytes()]
+            for j in moved:
                 self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
-                moved.add(j)
-        if not moved.isdisjoint(self.writes):
-            check_overlap(self._common, self.writes, now.T)
-        self._write(now, moved)
+            if not set(moved).isdisjoint(self.writes):
+                check_overlap(self._common, self.writes, now.T)
+            self._write(now, moved)
+        return True
 
     def addresses_of(self, j: int) -> list[int]:
         """Return where each tensor of list ``j`` lies."""
@@ -328,10 +322,8 @@ class PointerTable:
         before, self._unwritten = self._unwritten, True
         return not before
 
-    def end_writing(self, changed: bool) -> None:
-        """Note that these words are written; ``changed``: some have other values now."""
-        if changed:
-            self.host.rows_changed()
+    def end_writing(self) -> None:
+        """Note that these words are written."""
         self._unwritten = False
 
     @property

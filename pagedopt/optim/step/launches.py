@@ -12,11 +12,11 @@ from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
-from .changes import Found, KnownObjects, Picks
 from .device_numbers import DeviceNumbers
 from .factor import FactorUpdate, StepFactor, factor_of
 from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
+from .seen import Found, Picks, Seen
 from .update import Update
 
 _resident = attrgetter("resident")
@@ -26,15 +26,15 @@ class Launches(NamedTuple):
     """The record of the last step: its pointer tables, and what the next step compares to know if they still fit.
 
     Attributes:
-        objects: those that the tables are made for.
-        picks: see :meth:`KnownObjects.picks_for`.
+        seen: those that the tables are made for.
+        picks: see :meth:`Seen.picks_for`.
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
         factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
-    objects: KnownObjects
+    seen: Seen
     picks: tuple[Picks, ...]
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
@@ -43,7 +43,7 @@ class Launches(NamedTuple):
 
     def still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
-        if (found := self.objects.compare(optimizer)) is None:
+        if (found := self.seen.compare(optimizer)) is None:
             return False
         for bucket, (rows, _, _) in zip(self.buckets, self.picks, strict=True):
             table = bucket.sweep.table
@@ -121,7 +121,7 @@ class PreparedStep(NamedTuple):
 def prepare_again(
     optimizer: RuleOptimizer, known: Launches, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
-    """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
+    """Prepare a step for the same objects as the last one, which :meth:`Seen.compare` has ``found``.
 
     Raises:
         ValueError, TypeError: a tensor has changed: only :func:`prepare_anew` can tell whether it can be used.
@@ -167,7 +167,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None 
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
     launches = Launches(
-        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
+        plan.seen, plan.seen.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
         plan.factor,
     )  # fmt: skip
     factor = None if plan.factor is None else plan.factor.prepare(optimizer)
