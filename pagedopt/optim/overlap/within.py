@@ -184,7 +184,7 @@ class Within:
         if ready.held is not NOTHING_HELD:  # others may move pages of a slab between two hooks: nothing is expected
             self._coming = coming = Coming(frozenset(), coming.turns)
         if known is not None and known.residents == ready.residents and coming.expected == before.expected:
-            found = known.objects.compare(optimizer)
+            found = known.seen.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed
                 if found is not None:
                     return prepare_again(optimizer, known, found, ready)
