@@ -205,11 +205,15 @@ def route(
     store: Store,
     params: Sequence[torch.Tensor],
     states: Sequence[Sequence[torch.Tensor]],
-    first_use: Sequence[int] | None = None,
+    use: Sequence[int] | None = None,
+    by_last: bool = False,
 ) -> Route | None:
     """Return the route of ``params`` with ``states`` (a list per state name); None: one launch, in place.
 
-    Pages pass in the order in which one of their parameters has the least ``first_use``; None: in that of addresses.
+    Args:
+        use: when each parameter is used.  Pages pass in the order in which their parameters are first used; None: in
+            that of addresses.
+        by_last: they pass in the order in which their parameters are last used.
     """
     arenas = store.arenas  # this list does not change, even if the store drops an arena meanwhile
     if not params or not states or not arenas:
@@ -226,7 +230,7 @@ def route(
     away = np.array([a >= 0 and p >= arenas[a].resident for a, p in zip(parts.arena, parts.page, strict=True)])
     if not away.any():
         return None
-    turn = np.zeros(len(away), np.int64) if first_use is None else _turns(parts, np.asarray(first_use))
+    turn = np.zeros(len(away), np.int64) if use is None else _turns(parts, np.asarray(use), by_last)
     order = np.lexsort((parts.offset, parts.param, parts.page, parts.arena, turn, away))
     parts, at_hand = _Parts(*(column[order] for column in parts)), int((~away).sum())
     moves, device = _moves(parts, at_hand), params[0].device
@@ -273,12 +277,12 @@ class _Parts(NamedTuple):
     page: Indices
 
 
-def _turns(parts: _Parts, first_use: Indices) -> Indices:
-    """Return, for each part, the least ``first_use`` in its page."""
+def _turns(parts: _Parts, use: Indices, by_last: bool) -> Indices:
+    """Return, for each part, when the first parameter in its page is used; or when the last one is."""
     _, page = np.unique(np.stack([parts.arena, parts.page]), axis=1, return_inverse=True)
-    least = np.full(page.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(least, page.ravel(), first_use[parts.param])
-    return least[page.ravel()]
+    found = np.full(page.max() + 1, use.min() if by_last else use.max())
+    (np.maximum if by_last else np.minimum).at(found, page.ravel(), use[parts.param])
+    return found[page.ravel()]
 
 
 def _moves(parts: _Parts, at_hand: int) -> Visits:

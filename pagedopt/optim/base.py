@@ -157,6 +157,8 @@ class PagedOptimizer(SavingOptimizer):
 
     @locked
     def _step(self) -> None:
+        if self._within is not None and self._within.finish():
+            return
         if self._overlap is not None:
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
         if self.damaged:
@@ -180,7 +182,7 @@ class PagedOptimizer(SavingOptimizer):
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock():
-            others = self.damaged or self._captures or everyone.with_queued or self._overlap is not None
+            others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             return not others and not scaled_first and self._quick.take(self)
 

@@ -1,4 +1,4 @@
-"""The step under the next forward: ``attach``, and the fences of an optimizer whose step may be queued."""
+"""Steps under the next forward or within the backward: ``attach``, and the fences of a step that may be queued."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from typing import Literal
 import torch
 
 from ..common.kind_of import kind_of
+from ..system.interrupts import Uninterrupted
 from .capturing import CapturingOptimizer
 from .locks import locked
 from .overlap.everyone import wait_for_others
 from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
+from .overlap.within import UNCLIPPABLE, Within
 from .step.launches import Launches, PreparedStep
 
 
 class OverlappingOptimizer(CapturingOptimizer):
-    """What an optimizer offers to those whose forward should hide its step."""
+    """What an optimizer offers to those whose forward or backward should hide its step."""
 
     @locked
-    def attach(self, model: torch.nn.Module, overlap: Literal["forward"] = "forward") -> None:
+    def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
         """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
 
         From now on steps pass under the next forward of ``model``, bit for bit what they are without.  ``step()`` then
@@ -60,14 +62,33 @@ class OverlappingOptimizer(CapturingOptimizer):
         (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.  A warning
         says which, once.
 
+        **With overlap="backward" a gradient is used, and given back, as soon as it is complete**, bit for bit as by a
+        plain step.  All parameters of the optimizer are updated so, one or a page at a time, on a stream of their own,
+        while the backward goes on; so not all gradients are in memory at once.  Pages of state that is away are fetched
+        ahead, in the order in which gradients came before.  Hyperparameters are those at the first gradient.  Behind
+        the backward ``.grad`` is None, and ``step()`` ends the step: it counts, and the current stream waits for all
+        updates.  Gradients that were set by hand, or have another dtype than their parameter, get a plain step there;
+        parameters without a gradient get none.  Whoever reads parameters between backward and ``step()`` calls
+        :meth:`wait` before.  Room for state and slots is taken now.
+
+        What has to look at all gradients first cannot be done so: clipping by a norm, a ``GradScaler``, a sum of
+        several backwards, reductions over processes.  An error in the middle of a backward leaves its step open:
+        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward,
+        and so gives back no gradient earlier.
+
         Args:
-            model: the module that is called in training.  Several may be attached.
-            overlap: under what; there is only the forward.
+            model: the module that is called in training.  Under the forward, several may be attached.
+            overlap: ``"forward"`` or ``"backward"``; one of them at a time.
 
         Raises:
-            ValueError: ``overlap`` is something else; the model is attached, or is, or has within it, a
-                ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
+            ValueError: ``overlap`` is something else; the model or the optimizer is attached; the model is, or has
+                within it, a ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
+                With ``"backward"`` also: a ``DistributedDataParallel``; parameters on several devices, or twice in the
+                optimizer; ``max_grad_norm`` is set; a group is ``fused`` or ``capturable``; a ``GradScaler`` has scaled
+                a step; no parameter of the optimizer is in the model, or one is attached to another optimizer.
             TypeError: the model is no module.
+            MemoryError, torch.OutOfMemoryError: with ``"backward"``, there is no room for state.
+            RuntimeError: with ``"backward"``, a captured step is alive.
 
         Example:
             >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0)
@@ -79,11 +100,25 @@ class OverlappingOptimizer(CapturingOptimizer):
             ...     optimizer.zero_grad()
             >>> with optimizer.waited():  # nothing notices that the average reads the parameters
             ...     average.update_parameters(model)
+
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0, state_format="int8")
+            >>> optimizer.attach(model, overlap="backward")
+            >>> for batch in batches:
+            ...     model(batch).mean().backward()  # updates, and leaves no gradient
+            ...     optimizer.step()
         """
-        if overlap != "forward":
-            raise ValueError(f"overlap is {overlap!r}, and there is only 'forward'")
+        if overlap not in ("forward", "backward"):
+            raise ValueError(f"overlap is {overlap!r}, and there are 'forward' and 'backward'")
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"attach() takes a torch.nn.Module, and not {kind_of(model)}")
+        if self._within is not None or (self._overlap is not None and overlap == "backward"):
+            under = "forward" if self._within is None else "backward"
+            raise ValueError(f"this optimizer is attached with overlap={under!r}; detach() it before")
+        if overlap == "backward":
+            self._refuse_moves("attach(overlap='backward')")
+            with Uninterrupted(gives_way=True):
+                self._within = Within(self, model)
+            return
         overlap_of_all = self._overlap or Overlap(self)
         overlap_of_all.attach(model)
         self._overlap = overlap_of_all
@@ -91,6 +126,9 @@ class OverlappingOptimizer(CapturingOptimizer):
     @locked
     def detach(self) -> None:
         """Undo :meth:`attach`, of all models."""
+        within, self._within = self._within, None
+        if within is not None:
+            within.detach()
         overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
         if overlap is not None:
             overlap.detach()
@@ -103,12 +141,15 @@ class OverlappingOptimizer(CapturingOptimizer):
         """Let the current stream (on a CPU, the caller) wait until the last step is done.
 
         To be called before parameters, gradients or state are read or written behind a step that may be queued; see
-        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.
+        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.  Between a backward
+        that updates and :meth:`step` it waits for what has been updated.
 
         Raises:
             RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
         """
         self._tell_misuse()
+        if self._within is not None:
+            self._within.wait()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
@@ -145,6 +186,10 @@ class OverlappingOptimizer(CapturingOptimizer):
     def _tell_misuse(self) -> None:
         if self._overlap is not None:
             self._overlap.tell_misuse()
+
+    @property
+    def unclippable(self) -> str:
+        return "" if self._within is None else UNCLIPPABLE
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""

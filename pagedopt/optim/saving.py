@@ -31,7 +31,8 @@ class SavingOptimizer(OverlappingOptimizer):
         :meth:`decoded_state_dict`.
 
         Raises:
-            RuntimeError: state is damaged, or an update was lost (see :meth:`wait`).
+            RuntimeError: state is damaged, or an update was lost (see :meth:`wait`); a backward has begun a step that
+                :meth:`step` has not ended (see :meth:`attach`; so do loads, copies, moves and new groups).
         """
         self._tell_misuse()
         self._check_whole()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,7 +56,12 @@ class Evict:
     move: Move
 
 
-Action = Fetch | Arrive | Launch | Evict
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Do nothing until the caller asks for more: what comes next is not known yet."""
+
+
+Action = Fetch | Arrive | Launch | Evict | Pause
 #: The plan of a step without visits.
 WHOLE: tuple[Action, ...] = (Launch(None),)
 
@@ -110,8 +115,8 @@ class Mover(Protocol):
 
 def passes(
     actions: Iterable[Action], launch: Callable[[Span | None], object], mover: Mover | None = None
-) -> Iterator[None]:
-    """Execute a plan and yield behind each launch.
+) -> Generator[None]:
+    """Execute a plan and yield behind each launch, and in each pause.
 
     ``launch`` updates a span, ``mover`` moves pages (None: the plan has only launches).
 
@@ -125,9 +130,10 @@ def passes(
     """
     if mover is None:
         for action in actions:
-            if not isinstance(action, Launch):
+            if isinstance(action, Launch):
+                launch(action.span)
+            elif not isinstance(action, Pause):
                 raise ValueError(f"{action} needs a mover")
-            launch(action.span)
             yield
         return
     fetched: dict[int, Move] = {}  # by slot: pages on their way in
@@ -148,6 +154,8 @@ def passes(
                 case Evict(move):
                     del here[move.slot]  # before: an evict that fails is not tried again
                     mover.evict(move)
+                case Pause():
+                    yield
         if fetched or here:
             raise ValueError(f"the plan ends with pages in their slots: {[*here.values(), *fetched.values()]}")
     except BaseException:

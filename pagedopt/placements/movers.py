@@ -213,12 +213,16 @@ class StagedMover:
         """Let fetches wait for work that was queued before: gradients, a loaded state, a step on another stream."""
         self.ring.acquire(self)
         try:
-            self.ring.began.record(self.stream)
-            self.ring.began.hold(self.ring.up.cuda_stream)
-            self.ring.ended.hold(self.ring.up.cuda_stream)
+            self.fetch_behind_all()
         except BaseException:
             self.ring.release()
             raise
+
+    def fetch_behind_all(self) -> None:
+        """:meth:`begin`, by whoever has the ring."""
+        self.ring.began.record(self.stream)
+        self.ring.began.hold(self.ring.up.cuda_stream)
+        self.ring.ended.hold(self.ring.up.cuda_stream)
 
     def fetch(self, move: Move) -> None:
         """Copy a page into its slot as soon as the slot is empty."""
@@ -242,10 +246,14 @@ class StagedMover:
     def finish(self) -> None:
         """Let work that is queued next wait until all pages are back."""
         try:
-            self.ring.ended.record(self.ring.down.cuda_stream)
-            self.ring.ended.hold(self.stream)
+            self.wait_for_all()
         finally:
             self.ring.release()
+
+    def wait_for_all(self) -> None:
+        """:meth:`finish`, by whoever keeps the ring."""
+        self.ring.ended.record(self.ring.down.cuda_stream)
+        self.ring.ended.hold(self.stream)
 
     def _copy(self, move: Move, stream: int, to_device: bool) -> None:
         for copy in copies_of(self.ring, self.arenas[move.arena], move, to_device):

@@ -77,6 +77,8 @@ class Store:
         self._apart: dict[torch.device, GraphSlots] | None = None
         self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
         self._warned = False
+        #: Whether no other optimizer may use its rings; set by :meth:`own_rings`.
+        self._owns_rings = False
         self.versions = Versions()
         self.graphs = Graphs()
 
@@ -223,8 +225,12 @@ class Store:
         need, ring = self._slot_bytes(device), self.rings.get(device)
         if ring is None or ring.slot_bytes < need:
             self.rings.pop(device, None)
-            ring = self.rings[device] = ring_for(device, need)
+            ring = self.rings[device] = (Ring if self._owns_rings else ring_for)(device, need)
         return ring
+
+    def own_rings(self, own: bool) -> None:
+        """From now on use rings that no other optimizer uses, or again shared ones; launches have to be made anew."""
+        self._owns_rings, self.rings = own, {}
 
     def slots(self, device: torch.device) -> Slots:
         """Return what pages pass through: the device's ring; within :meth:`slots_apart` others."""

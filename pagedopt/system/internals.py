@@ -88,6 +88,11 @@ def in_backward() -> bool:
     return task is not None and task() != -1
 
 
+def hooks_behind_gradients(param: torch.Tensor) -> list[Any]:
+    """Return the hooks that run behind the accumulation of a parameter's gradient; none if torch does not tell."""
+    return list((getattr(param, "_post_accumulate_grad_hooks", None) or {}).values())
+
+
 def only_default_devices() -> bool:
     """Return whether the function modes of this thread are those that choose a device for new tensors."""
     return all(type(mode) is DeviceContext for mode in function_modes())

@@ -274,11 +274,12 @@ def batches(table: HostTable, words: int, span: Span | None = None) -> Iterator[
             f"a launch carries {words * WORD} bytes; {table.rows_at} scalars and one row of {table.lists} lists need "
             f"{(table.rows_at + row_words + chunk_words) * WORD}: use another transport or fewer sets of scalars"
         )
-    row = np.ascontiguousarray(table.chunks["row"])
+    start, stop = span or (0, len(table.chunk_words))
+    row = np.ascontiguousarray(table.chunk_words[start:stop, 0])
     cost = (row + 1) * row_words + chunk_words * np.arange(1, len(row) + 1)  # words to the end of chunk i
-    start, stop = span or (0, len(row))
-    while start < stop:
-        spent = int(row[start]) * row_words + chunk_words * start
-        end = min(int(np.searchsorted(cost, spent + room, side="right")), stop)
-        yield Batch(int(row[start]), int(row[end - 1]) + 1, start, end)
-        start = end
+    first = 0
+    while first < len(row):
+        spent = int(row[first]) * row_words + chunk_words * first
+        end = int(np.searchsorted(cost, spent + room, side="right"))
+        yield Batch(int(row[first]), int(row[end - 1]) + 1, start + first, start + end)
+        first = end

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..tables.layout import HEADER, WORD, Batch, HostTable, Span, batches, table_type
+from ..tables.layout import HEADER, WORD, Batch, HostTable, Span, Words, batches, table_type
 from .ring import MemcpyTransport
 from .transport import Argument, Lent, Transport, opaque
 
@@ -44,7 +45,7 @@ class StructTransport(Transport):
 
     def lend(self, table: HostTable, stream: int) -> Lent:
         last = self._last
-        if last is None or last.table is not table or last.stamp != table.stamp:
+        if last is None or last.table is not table:
             last = self._last = _ByValue(table, self._kind, self.words, self.dtype)
         return last
 
@@ -53,37 +54,46 @@ class StructTransport(Transport):
         return len(table.words) <= self.words
 
 
+class _Cut(NamedTuple):
+    """The argument of one launch, with views of its scalars and rows; the rows' range in the table; how many chunks."""
+
+    argument: Argument
+    scalars: Words
+    rows: Words
+    first: int
+    last: int
+    chunks: int
+
+
 class _ByValue(Lent):
-    """A table at one stamp, cut into arguments."""
+    """A table, cut into arguments that are kept; each gets scalars and rows as they are when it is asked for."""
 
     def __init__(self, table: HostTable, kind: str, words: int, dtype: np.dtype[np.void]) -> None:
-        self.table, self.stamp, self.kind = table, table.stamp, kind
+        self.table, self.kind = table, kind
         self._words, self._dtype = words, dtype
-        self._whole: list[tuple[Argument, int]] | None = None
+        self._cuts: dict[Span | None, list[_Cut]] = {}
 
-    def parts(self, span: Span | None = None) -> list[tuple[Argument, int]]:
-        if span is not None:
-            return self._cut(span)
-        if self._whole is None:
-            self._whole = self._cut(None)
-        return self._whole
+    def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
+        table = self.table
+        if (cuts := self._cuts.get(span)) is None:
+            cuts = self._cuts[span] = [self._cut(batch) for batch in batches(table, self._words, span)]
+        for argument, scalars, rows, first, last, chunks in cuts:
+            scalars[:] = table.words[: table.rows_at]
+            rows[:] = table.row_words[first:last]
+            yield argument, chunks
 
-    def _cut(self, span: Span | None) -> list[tuple[Argument, int]]:
-        return [self._argument(batch) for batch in batches(self.table, self._words, span)]
-
-    def _argument(self, batch: Batch) -> tuple[Argument, int]:
+    def _cut(self, batch: Batch) -> _Cut:
         table = self.table
         argument = np.zeros(1, self._dtype)
-        words = argument["words"][0]
-        rows, chunks = table.row_words[batch.row : batch.row_end], table.chunk_words[batch.chunk : batch.chunk_end]
-        rows_end, chunks_at = table.rows_at + rows.size, -1
-        words[: table.rows_at] = table.words[: table.rows_at]
-        words[table.rows_at : rows_end] = rows.reshape(-1).view(np.uint64)
+        words, chunks = argument["words"][0], table.chunk_words[batch.chunk : batch.chunk_end]
+        wide, chunks_at = table.lists + 2, -1
+        rows_end = table.rows_at + (batch.row_end - batch.row) * wide
         if table.lists_chunks:
             chunks_at = rows_end
             words[rows_end : rows_end + chunks.size] = (chunks - (batch.row, 0)).reshape(-1).view(np.uint64)
         argument["header"] = (table.rows_at, chunks_at, len(chunks), table.geometry.chunk_numel)
-        return opaque(argument), len(chunks)
+        rows = words[table.rows_at : rows_end].view(np.int64).reshape(-1, wide)
+        return _Cut(opaque(argument), words[: table.rows_at], rows, batch.row, batch.row_end, len(chunks))
 
 
 class HybridTransport(Transport):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from optim_support import ADAMW
@@ -54,6 +54,7 @@ class Loop:
         loss: of what the last one returns.
         before, between, behind: called before a step's forward, between backward and step, and behind zero_grad.
         attach: the modules to attach.
+        overlap: under what.
     """
 
     make: Callable[[int], Models] = lambda width: [linears(width)]
@@ -69,6 +70,7 @@ class Loop:
     hook_plain: bool = False  # any hook turns a fast path of torch off
     data: tuple[int, ...] = (4,)
     device: str = "cpu"
+    overlap: Literal["forward", "backward"] = "forward"
     # --- of a run
     attached: bool = field(default=False, init=False)
     number: int = field(default=0, init=False)
@@ -91,7 +93,7 @@ class Loop:
         self.opts = self.optimizers(self)
         for opt in self.opts if attached else ():
             for model in self.attach(self):
-                opt.attach(model)
+                opt.attach(model, self.overlap)
 
     def batch(self, of: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * self.number + of)

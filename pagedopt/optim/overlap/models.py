@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, methodcaller
 from typing import Any
@@ -49,13 +49,13 @@ def called(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         yield model
 
 
-def refusal(model: torch.nn.Module) -> str:
-    """Return why a model cannot be hooked, or ""."""
+def refusal(model: torch.nn.Module, refused: Mapping[str, str] = _REFUSED) -> str:
+    """Return why a model cannot be hooked, or ""; ``refused``: why, by the name of a class."""
     for name, module in model.named_modules():
         for cls in (c.__name__ for c in type(module).__mro__):
-            if cls in _REFUSED:
+            if cls in refused:
                 within = f" (its module {name!r})" if name else ""
-                return f"attach() does not take a {cls}{within}, {_REFUSED[cls]}"
+                return f"attach() does not take a {cls}{within}, {refused[cls]}"
     return ""
 
 

@@ -33,15 +33,23 @@ class ClippingOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError, ValueError: it is set to what is no number above 0, or None.
+            RuntimeError: it is set while steps are taken within backwards (``attach(model, overlap="backward")``).
         """
         return self._max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
         checked = checked_max_norm(value)
+        if checked is not None and self.unclippable:
+            raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
         if (checked is None) is not (self._max_grad_norm is None):
             self._launches = None  # other kernels
         self._max_grad_norm = checked
+
+    @property
+    def unclippable(self) -> str:
+        """Why gradients cannot be clipped, for an error message; "" if they can."""
+        return ""
 
     @property
     def multiplies_gradients(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +15,10 @@ from ...paging.visits import WHOLE
 from ...tables.checks import LayoutError
 from ...tables.columns import Tensors
 from ...tables.shards import local
+from ...transports.by_value import StructTransport
 from ...transports.choose import TransportOption, pooled
 from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, NumberTensors, number_names
+from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts, number_names
 from .device_numbers import DeviceNumbers
 from .host_numbers import HostNumbers
 from .kernel_views import KernelViews
@@ -38,6 +39,8 @@ class Bucket:
         shards: local gradients of DTensors.
         on_device: whether numbers stay on the device.
         factor: by what gradients are multiplied; None: they are taken as they are.
+        turns: when gradients are expected, by the number of their parameter, if they come one by one: the table skips
+            every row until somebody writes it, and goes by value; None: all are there in each step.
 
     Attributes:
         keys: names of the state columns, in the rule's order.
@@ -47,8 +50,8 @@ class Bucket:
     """
 
     __slots__ = (
-        "_inference", "_own_counters", "count", "keys", "lists", "names", "numbers", "positions", "route", "rule",
-        "sweep",
+        "_comes", "_inference", "_own_counters", "_turn", "count", "keys", "lists", "names", "numbers", "positions",
+        "route", "rule", "sweep",
     )  # fmt: skip
 
     def __init__(
@@ -59,20 +62,25 @@ class Bucket:
         shards: Grads,
         on_device: bool,
         factor: Factor | None = None,
+        turns: Mapping[int, int] | None = None,
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
+        self._comes, self._turn = turns is not None, members[0].turn
         self.positions = tuple([m.index for m in members]) if len(members) > 1 else interned((members[0].index,))
         self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
+        order, last = (optimizer.first_use, False) if turns is None else (turns, True)
+        if turns is not None and not on_device:
+            transport = StructTransport
         self.lists = KernelViews(members, self.keys)
         tensors, formats = self.tensors_of(members), (None, None, *members[0].formats[2:])
         state = self._cut(self.lists.state_as_seen(members, self.keys))
 
         def bind() -> tuple[Route | None, Sweep, Tensors]:
             lists = self._cut(seen := self.lists.as_seen(tensors, shards))
-            first_use = [optimizer.first_use.get(m.index, -1) for m in members] if optimizer.first_use else None
-            pages, device = route(optimizer.store, lists[0], state, first_use), lists[0][0].device
+            use = [order.get(m.index, -1) for m in members] if order else None
+            pages, device = route(optimizer.store, lists[0], state, use, last), lists[0][0].device
             rows, geometry = (pages.rows, pages.geometry) if pages else (None, None)
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
@@ -85,6 +93,8 @@ class Bucket:
         self.route, self.sweep, seen = self._with_gradient_copies(bind)
         self.sweep.table.remember(seen)
         self.sweep.table.let_go()
+        if self._comes:
+            self.sweep.formats = members[0].formats  # the table has no gradient that would tell
         self.numbers = (DeviceNumbers if on_device else HostNumbers)(optimizer, members, shared, self.sweep)
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
@@ -97,10 +107,24 @@ class Bucket:
         """Whether kernels take all tensors as they are, and versions rise with parameters and the store's counters."""
         return self.lists.as_they_are and not self._own_counters and not self._inference
 
+    @property
+    def takes_them_one_by_one(self) -> bool:
+        """Whether gradients may come one by one: nothing is copied around a launch, and its numbers do not depend on
+        which gradients there will be."""
+        on_host = isinstance(self.numbers, HostNumbers) and not self.numbers.takes_tensors
+        return self._comes and on_host and self.lists.direct and not self._turn
+
+    @property
+    def counts_anew(self) -> bool:
+        """Whether steps are counted here alone: a bucket that takes its place begins to count."""
+        numbers = self.numbers
+        return isinstance(numbers, HostNumbers) and any(isinstance(s, UnsavedStepCounts) for s in numbers.states)
+
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
         """Return ``tensors`` of :meth:`prepare` for this bucket's members: parameters, gradients, state by column."""
         state = [m.entry[key] for key in self.keys for m in members]
-        return (*(m.param for m in members), *(m.param.grad for m in members), *state)
+        grads = [None if self._comes else m.param.grad for m in members]
+        return (*(m.param for m in members), *grads, *state)
 
     def numbers_of(self, members: Sequence[Member]) -> NumberTensors:
         """Return ``numbers`` of :meth:`prepare` for this bucket's members, name by name."""
@@ -129,11 +153,14 @@ class Bucket:
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError, CompileError: see :meth:`PointerTable.refresh` and :meth:`Sweep.ready`.
+            ValueError: gradients come one by one, and parameters are not as they were; make the bucket anew.
         """
         if self._inference and not torch.is_inference_mode_enabled():
             raise RuntimeError(
                 "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
             )
+        if self._comes:
+            return self._prepare_coming(optimizer, tensors, numbers, ahead)
         sweep, table = self.sweep, self.sweep.table
         seen = self.lists.as_seen(tensors, shards)
         if not table.look(seen):
@@ -154,6 +181,23 @@ class Bucket:
             sweep, ready, table.host.stamp, self.lists, tensors, seen, absent[:], now.counts, now.sets, self.route,
             plan, written,
         )  # fmt: skip
+
+    def _prepare_coming(
+        self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead
+    ) -> Update | None:
+        """:meth:`prepare` before the gradients are there: numbers are those of a step that all of them take."""
+        sweep, table, on_host = self.sweep, self.sweep.table, self.numbers
+        if not self.takes_them_one_by_one or not isinstance(on_host, HostNumbers):
+            return None
+        seen = self.lists.as_seen((*tensors[: self.count], *[None] * self.count, *tensors[2 * self.count :]), {})
+        if not table.look(seen):
+            raise ValueError("parameters have changed since this table was made")
+        now = on_host.prepare(optimizer, numbers, ahead, absent=[])
+        ready = sweep.ready(())
+        sweep.set_scalars(now.sets, now.seeds)
+        return Update(
+            sweep, ready, table.host.stamp, self.lists, tensors, seen, [], now.counts, now.sets, self.route, (), ()
+        )
 
     def follow(self, tensors: Tensors) -> None:
         """Write today's addresses into the table of a captured launch.
@@ -184,9 +228,14 @@ class Bucket:
 
     def _written(self, optimizer: RuleOptimizer, tensors: Any, absent: Sequence[int]) -> NumberTensors:
         """Return the tensors whose version counters a step raises."""
+        away = set(absent)
+        params = (p for i, p in enumerate(tensors[: self.count]) if i not in away)
+        return (*(p for p in params if not p.is_inference()), *self.written_state(optimizer, tensors, absent))
+
+    def written_state(self, optimizer: RuleOptimizer, tensors: Any, absent: Sequence[int]) -> NumberTensors:
+        """Return the tensors whose version counters a step raises beside those of parameters."""
         away, first = set(absent), 2 * self.count
         written = (
-            *(p for i, p in enumerate(tensors[: self.count]) if i not in away),
             *optimizer.store.versions.counters,
             *(local(tensors[first + i]) for i in self._own_counters if i % self.count not in away),
         )

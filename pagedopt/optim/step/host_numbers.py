@@ -83,7 +83,12 @@ class HostNumbers:
         """Do nothing: the host computes in Python."""
 
     def prepare(
-        self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead, known: KnownScalars | None = None
+        self,
+        optimizer: RuleOptimizer,
+        numbers: NumberTensors,
+        ahead: Ahead,
+        known: KnownScalars | None = None,
+        absent: list[int] | None = None,
     ) -> Numbers:
         """Return the numbers of this launch of a step.
 
@@ -91,8 +96,9 @@ class HostNumbers:
             numbers: see :meth:`Bucket.numbers_of`.
             ahead: see :meth:`ScalarState.read`.
             known: see :func:`uniforms_of`; None: nothing is known.
+            absent: indices of parameters that take no step; None: those that the table skips.
         """
-        absent, pattern = self._table.absent, self.pattern
+        absent, pattern = self._table.absent if absent is None else absent, self.pattern
         own, counts = {}, {}
         for name, each, where in self._states:
             mine = numbers[where]

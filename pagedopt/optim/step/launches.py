@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -137,16 +137,33 @@ def prepare_again(
     return PreparedStep(optimizer, tuple(updates), known, ready, factor=factor)
 
 
-def prepare_anew(optimizer: RuleOptimizer, shards: Grads) -> PreparedStep:
+class Coming(NamedTuple):
+    """Gradients that will come one by one.
+
+    Attributes:
+        expected: ids of their parameters.
+        turns: when each is expected, by the number of its parameter.
+    """
+
+    expected: frozenset[int]
+    turns: Mapping[int, int]
+
+
+def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None = None) -> PreparedStep:
     """Prepare a step for the current contents of state and groups, and make the state that is missing.
+
+    Args:
+        coming: gradients that are not there yet; None: all are.  Such a step has no factor, and is not to be run: its
+            updates are those of parameters that can be updated one by one.
 
     Raises:
         KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
         CompileError: a kernel cannot be compiled.
     """
-    everyone = members(optimizer)
-    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards, factor_of(optimizer))
+    everyone = members(optimizer, coming.expected if coming else ())
+    times = None if coming else factor_of(optimizer)
+    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards, times, coming.turns if coming else None)
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
     launches = Launches(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -108,8 +108,11 @@ class Members(NamedTuple):
         return tuple(sorted(first.values()))
 
 
-def members(optimizer: RuleOptimizer) -> Members:
+def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
     """Return the parameters that can be updated, and those that wait for their first gradient.
+
+    Args:
+        expected: ids of parameters whose gradients are to come, and count as if they were there.
 
     Raises:
         KeyError: state has some of a parameter's tensors and lacks another (as torch), or takes no new entries.
@@ -137,7 +140,8 @@ def members(optimizer: RuleOptimizer) -> Members:
     columns_of = _ColumnsOf(optimizer)
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
-        if p.grad is None and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient
+        comes = p.grad is not None or id(p) in expected
+        if not comes and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient
             waiting.append(index)
             continue
         if p.grad is not None and p.is_complex() and group.get("fused"):
@@ -148,7 +152,7 @@ def members(optimizer: RuleOptimizer) -> Members:
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
         columns, blocked = columns_of(rule, group_index, p)
         member = Member(p, group_index, rule, entry, columns, index, local(p), blocked=blocked)
-        if p.grad is None:
+        if not comes:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
                 continue
@@ -293,7 +297,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
     p = member.param
     if p.grad is not None and p.grad.layout is not torch.strided:
         raise RuntimeError(f"{type(optimizer).__name__} does not support sparse gradients")
-    if is_sharded(p.grad) and member.shard is p:
+    if p.grad is not None and is_sharded(p.grad) and member.shard is p:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is not")
     if member.shard is not p:
         group = optimizer.param_groups[member.group]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class Plan(NamedTuple):
         on_device: OnDevice,
         shards: Grads = NO_SHARDS,
         factor: StepFactor | None = None,
+        turns: Mapping[int, int] | None = None,
     ) -> Plan:
         """Return the plan for members that have passed all checks.
 
@@ -61,6 +62,7 @@ class Plan(NamedTuple):
             on_device: whether a member's numbers stay on the device.
             shards: local gradients of DTensors.
             factor: by what gradients are multiplied, if they are.
+            turns: see :class:`Bucket`.
 
         Raises:
             ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
@@ -72,7 +74,7 @@ class Plan(NamedTuple):
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         seen = Seen(optimizer, members)
         ready = optimizer.store.make_ready()
-        launches = _partition(optimizer, found, shards, on_device, factor)
+        launches = _partition(optimizer, found, shards, on_device, factor, turns)
         if factor is not None:
             factor.bind(launches)
         return cls(optimizer, fresh, ready, seen, launches, factor)
@@ -94,6 +96,7 @@ def _partition(
     shards: Grads,
     on_device: OnDevice,
     factor: StepFactor | None,
+    turns: Mapping[int, int] | None,
 ) -> list[tuple[Bucket, list[Member]]]:
     """Divide members into launches.  Duplicates and parameters that share memory go into later launches."""
     memory = _memories(members)
@@ -114,7 +117,7 @@ def _partition(
     made = []
     for (stays, *_), each in launches:
         its_factor = None if factor is None else factor.on(each[0].shard.device)
-        made.append((Bucket(optimizer, each, shared, shards, stays, its_factor), each))
+        made.append((Bucket(optimizer, each, shared, shards, stays, its_factor, turns), each))
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
+from .calls import Call
 from .driver import bindings, check
 
 #: Least bytes between rows that the driver refuses: ``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` is one less, on all devices.
@@ -35,6 +36,14 @@ class Copy(NamedTuple):
             check("cuMemcpyAsync", d.cuMemcpyAsync(self.target, self.source, self.nbytes, stream))
         else:
             check("cuMemcpy3DAsync", d.cuMemcpy3DAsync(self.parameters(), stream))
+
+    def calls(self, stream: int) -> list[Call]:
+        """Return the calls that queue it range by range.
+
+        A ``cuMemcpy3DAsync`` of two ranges takes the host 150 µs, two ``cuMemcpyAsync`` take it 6 (an H200's host).
+        """
+        starts = [(self.target + i * self.target_gap, self.source + i * self.source_gap) for i in range(self.ranges)]
+        return [("cuMemcpyAsync", target, source, self.nbytes, stream) for target, source in starts]
 
     def parameters(self) -> Any:
         """Return the driver's ``CUDA_MEMCPY3D``: each range is a slice of one row."""

@@ -360,6 +360,31 @@ class Look {
   }
 };
 
+// Calls of the driver with arguments that stay the same: at most four numbers, handles or addresses.
+class Calls {
+ public:
+  explicit Calls(const std::vector<py::tuple>& named) {
+    for (auto& each : named) {
+      auto name = each[0].cast<std::string>();
+      Call call{reinterpret_cast<Function>(driver(name.c_str())), {}};
+      if (!call.function || each.size() > 5) throw py::value_error("no such call of the driver: " + name);
+      for (size_t i = 1; i < each.size(); i++) call.with[i - 1] = each[i].cast<uint64_t>();
+      calls.push_back(call);
+    }
+  }
+  std::pair<size_t, int> make() const {  // which was refused, and the driver's error; 0: none
+    py::gil_scoped_release others;  // a full queue waits
+    for (size_t i = 0; i < calls.size(); i++)
+      if (auto& [function, with] = calls[i]; int error = function(with[0], with[1], with[2], with[3])) return {i, error};
+    return {calls.size(), 0};
+  }
+
+ private:
+  using Function = int (*)(uint64_t, uint64_t, uint64_t, uint64_t);
+  struct Call { Function function; std::array<uint64_t, 4> with; };
+  std::vector<Call> calls;
+};
+
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("finds_driver", [] { return driver("cuLaunchKernel") != nullptr && driver("cuEventRecord") != nullptr; });
   auto pointer = [](auto member) { return [member](Launch& l, int64_t at) { l.*member = words(at); }; };
@@ -370,6 +395,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readwrite("threads", &Launch::threads).def_readwrite("blocks", &Launch::blocks)
       .def_readwrite("stale", &Launch::stale).def_readwrite("rows_end", &Launch::rows_end)
       .def_readwrite("in_flight", &Launch::in_flight).def_readwrite("moves", &Launch::moves);
+  py::class_<Calls>(m, "Calls", py::module_local())
+      .def(py::init<const std::vector<py::tuple>&>()).def("make", &Calls::make);
   py::class_<Look>(m, "Look", py::module_local())
       .def(py::init<py::list, const std::vector<std::array<int64_t, 6>>&, size_t, size_t, py::dict,
                     const std::vector<std::vector<py::object>>&, const std::vector<std::pair<int64_t, Words>>&,
