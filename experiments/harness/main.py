@@ -182,7 +182,7 @@ def _measure(experiment: Experiment, question: Question, run: Run, result: dict[
     part, stopped = answered(question, run, command, result["parts"].get(name), keep)
     if question.gpus > 1:
         part["machine"] = conditions()
-    if part["complete"] or question.goes_on or name not in result["parts"]:
+    if part["complete"] or name not in result["parts"]:
         result["parts"][name] = part
     else:
         out.print(f"{name}: {run.left_out[-1]}; the rows measured before stay", highlight=False)
