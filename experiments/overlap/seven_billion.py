@@ -22,6 +22,7 @@ import torch
 
 from experiments.harness.child import only
 from experiments.lab import (
+    BLUE,
     Bar,
     Column,
     Lines,
@@ -30,6 +31,7 @@ from experiments.lab import (
     Rows,
     Run,
     Table,
+    Text,
     formatted,
     last_line,
     ms,
@@ -49,6 +51,8 @@ PACE, QUICK = (4, (3, 12), 15.0), (1, (3, 3), 0.0)
 #: Seconds until a process is stopped.
 LONGEST = 150
 GIB = 1 << 30
+#: GiB of a card that people have.
+SMALL = 24
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -172,6 +176,30 @@ def title(rows: Rows) -> str:
     return f"{row['numel']:,} parameters, batch {row['batch']} ({row['batch'] * row['tokens']:,} tokens){card}"
 
 
+def answers(rows: Rows) -> str:
+    """A line per batch: ours within the backward beside torch's fused, and the fastest of the others in 24 GiB."""
+    lines = []
+    for group in rows.where(ended=None, card="").groups("numel", "batch"):
+        ours, resident = group.first(case=BACKWARD), group.first(case=RESIDENT)
+        if not ours or not resident or not ours["taken"]:
+            continue
+        shown = [f"{row['taken']:.1f} GiB and {row['tokens_s']:,.0f} tokens/s" for row in (ours, resident)]
+        lines.append(
+            f"- {ours['numel'] / 1e9:.2f} thousand million parameters, batch {ours['batch']}: {shown[0]} within the "
+            f"backward; {shown[1]} with torch's fused AdamW, whose state is on the GPU. That is "
+            f"{ours['tokens_s'] / resident['tokens_s']:.0%} of the speed in {ours['taken'] / resident['taken']:.0%} of "
+            "the memory."
+        )
+        others = [row for row in group if WAYS[row["case"]].color != BLUE and row["taken"] <= SMALL]
+        if others:
+            best = max(others, key=lambda row: float(row["tokens_s"]))
+            lines[-1] += (
+                f" The fastest of the others in {SMALL} GiB is {best['name']}: {best['taken']:.1f} GiB and "
+                f"{best['tokens_s']:,.0f} tokens/s."
+            )
+    return "\n".join(lines)
+
+
 COLUMNS: dict[str, Column] = {
     "optimizer": "name", "tokens/s": formatted("tokens_s", "{:,.0f}"), "GiB on the card": formatted("taken", "{:.1f}"),
     "of it torch's": formatted("allocated", "{:.1f}"), "ms an iteration": ms("time"),
@@ -179,6 +207,7 @@ COLUMNS: dict[str, Column] = {
     "host: step(), ms": ms("step"), "loss": formatted("loss", "{:.3f}"), "why not": last_line(),
 }  # fmt: skip
 TABLES = [Table(title, COLUMNS, by=("numel", "card", "batch"))]
+TEXTS = [Text("answers", answers)]
 WITHIN: dict[str, Any] = {"case": BACKWARD, "card": "", "numel": 6_738_415_616}
 BARS = [
     Bar(f"batch {batch}, within the backward: {what}", column, at_most=most, unit=unit, batch=batch, **WITHIN)
@@ -198,7 +227,18 @@ def color(name: str) -> str:
     return next(way.color for way in WAYS.values() if way.name == name)
 
 
-PANEL = Lines(title="batch {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
+class Points(Lines):
+    """A mark for each optimizer, over axes that begin at 0."""
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The limits first: names are put beside the axes."""
+        across, up, _ = zip(*self.points(rows), strict=True)
+        axes.set_xlim(0, 1.05 * max(across))
+        axes.set_ylim(0, 1.05 * max(up))
+        super().draw(axes, rows)
+
+
+PANEL = Points(title="batch {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
               label="GiB on the card, by the driver's count", log="", colors=color, inches=3.6)  # fmt: skip
 PLOTS = [Plot("speed-and-memory", [PANEL], "{numel:,} parameters in bfloat16; best is up and to the left",
               {"drawn": True}, ("numel", "batch"))]  # fmt: skip
