@@ -94,7 +94,7 @@ def measure(run: Run) -> Iterator[Row]:
     yield from known
     for about in run.each([about for about in plan if not known.where(**about)]):
         row = {"ended": None, **about, **one(run, about["case"], about["batch"], shape, asked.card)}
-        run.say(f"{WAYS[row['case']].name}, batch {row['batch']}: {row['ended'] or ms('time')(row)}")
+        run.say(f"{WAYS[row['case']].name}, batch {row['batch']}: {row['ended'] or spread_ms('time')(row) + ' ms'}")
         yield row
 
 
