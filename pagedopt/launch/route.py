@@ -179,8 +179,7 @@ class Route:
         """Return whether a graph can be made, and would move nearly what the last plan moves."""
         if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
             return False
-        shared = any(arenas[i].lock is not None for i in {move.arena for move, _ in self.moves})
-        return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
+        return self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
 
     def whole_plan(self, table: HostTable) -> tuple[Action, ...]:
         """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""

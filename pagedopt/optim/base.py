@@ -163,9 +163,8 @@ class PagedOptimizer(SavingOptimizer):
             self._check_whole()
         if self._captured():
             return
-        done, before = None, self._launches
-        while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
-            done = self._launches = self._take(self._prepare())
+        before = self._launches
+        done = self._launches = self._take(self._prepare())
         self.warm = True
         self._quick.after(self, before, done)
 

@@ -25,7 +25,7 @@ from played_torch import Torch
 
 from pagedopt.kernels import cuda as kernels
 from pagedopt.optim.overlap import everyone, overlap
-from pagedopt.placements import movers, slabs
+from pagedopt.placements import movers
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import warn
 from pagedopt.system.cuda import driver, nodes, sharing, virtual
@@ -41,7 +41,7 @@ _CACHED = (
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),
-    (virtual, "device_pages", dict), (virtual, "dead", list), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
+    (virtual, "device_pages", dict), (virtual, "dead", list), (warn, "_said", set),
 )  # fmt: skip
 
 
