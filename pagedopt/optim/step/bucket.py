@@ -15,7 +15,7 @@ from ...paging.visits import WHOLE
 from ...tables.checks import LayoutError
 from ...tables.columns import Tensors
 from ...tables.shards import local
-from ...transports.choose import TransportOption, pooled
+from ...transports.choose import TransportOption, create
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, number_names
 from .device_numbers import DeviceNumbers
@@ -76,7 +76,7 @@ class Bucket:
             rows, geometry = (pages.rows, pages.geometry) if pages else (None, None)
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
-                transport=pooled(transport, device.index) if device.type == "cuda" else transport,
+                transport=create(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
                 factor=factor,
             )  # fmt: skip

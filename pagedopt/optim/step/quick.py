@@ -215,7 +215,7 @@ class QuickStep:
             found = self._run(optimizer)
         finally:
             for each in (*self._launches, *(() if clip is None else clip.launches)):
-                each.give_back(stream, found == DONE)
+                each.give_back(found == DONE)
         return found
 
     def _run(self, optimizer: RuleOptimizer) -> int:

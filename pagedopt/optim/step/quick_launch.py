@@ -78,16 +78,11 @@ class TableLaunch:
         self._moves, self.launch.moves = self.launch.moves, False
         return self._moves
 
-    def give_back(self, stream: int, launched: bool) -> None:
+    def give_back(self, launched: bool) -> None:
         """Give the buffer back, behind the launch if there was one."""
         buffer, self._buffer = self._buffer, None
-        if buffer is None:
-            return
-        if launched:
+        if buffer is not None and launched:
             buffer.written(self.host)
-            buffer.read_on(stream)
-        else:
-            buffer.give_back()
 
 
 class QuickLaunch(TableLaunch):
