@@ -121,9 +121,9 @@ class StateFile:
             )
 
     def disk_bytes(self) -> int:
-        """Return the bytes that the range takes on the disk."""
+        """Return the bytes that the range takes on the disk; if others are in the same file, see :class:`DiskFile`."""
         assert self._disk is not None, "the file is closed"
-        return self._disk.bytes_on_disk(self._begin, self.nbytes)
+        return self._disk.bytes_on_disk(self._begin)
 
     def reserve(self, stretches: Sequence[Stretch]) -> None:
         """Allocate disk space, so that writing there later cannot fail for lack of it.
