@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,6 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..rules import Rule
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
@@ -39,13 +37,6 @@ from .step.quick import QuickSteps, quick_first
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate", "max_grad_norm")
-
-
-@functools.lru_cache(maxsize=256)
-def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return (names of the rules' state tensors, names of their numbers), the same objects for the same rules."""
-    states = frozenset(name for rule in rules for name in rule.inputs[2:])
-    return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
 @documented
@@ -99,7 +90,8 @@ class PagedOptimizer(SavingOptimizer):
         """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
         name, rules = type(self).__name__, self.known_rules()
         check_rules(name, rules)
-        self._states, self.numbers = _names(rules)
+        self._states = frozenset(name for rule in rules for name in rule.inputs[2:])
+        self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
         if rules:
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
         rename_rounding(options, warn=not restored)

@@ -21,7 +21,7 @@ from ..state.scalar_state import Ahead, NumberTensors, number_names
 from .device_numbers import DeviceNumbers
 from .host_numbers import HostNumbers
 from .kernel_views import KernelViews
-from .members import Grads, Member, interned
+from .members import Grads, Member
 from .update import Update
 
 _T = TypeVar("_T")
@@ -61,8 +61,8 @@ class Bucket:
         factor: Factor | None = None,
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
-        self.positions = tuple([m.index for m in members]) if len(members) > 1 else interned((members[0].index,))
-        self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
+        self.positions = tuple([m.index for m in members])
+        self.keys, self.names = tuple(members[0].columns), number_names(optimizer, self.rule)
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
         self.lists = KernelViews(members, self.keys)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -18,7 +17,7 @@ from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
 from .bucket import Bucket
-from .members import Member, Members, interned
+from .members import Member, Members
 
 _params, _grad = itemgetter("params"), attrgetter("grad")
 #: Takes some items of a tuple.
@@ -74,16 +73,17 @@ class KnownObjects:
         self._formats = (*map(optimizer.formats_depend_on, optimizer.param_groups),)
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, tuple[str, ...]] = {}
+        alike: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for thousands of parameters
         for m in members.found:
             entries[id(m.param)] = m.entry
-            used = interned((*m.columns, *number_names(optimizer, m.rule)))
-            if (before := names.setdefault(id(m.param), used)) is not used:  # in another group, with another rule
+            used = (*m.columns, *number_names(optimizer, m.rule))
+            before = names.setdefault(id(m.param), alike.setdefault(used, used))
+            if before != used:  # in another group, with another rule
                 names[id(m.param)] = tuple(dict.fromkeys((*before, *used)))
         there = {*map(id, optimizer.state)}
         new = {id(m.param): m.param for m in members.found if m.entry and id(m.param) not in there}
         keys = (*optimizer.state, *new.values())
-        # The same objects for the same names, alive here: a compiled look knows them by their ids.
-        self.names_by_key = tuple([interned(names.get(id(key), ())) for key in keys])
+        self.names_by_key = tuple([names.get(id(key), ()) for key in keys])
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
         self._memory_of = local if any(map(is_sharded, values)) else None
@@ -114,8 +114,7 @@ class KnownObjects:
             of = [
                 [positions[id(m.param), name] for name in each for m in members] for each in (bucket.keys, bucket.names)
             ]
-            found = Picks(*map(_pick, ([m.index for m in members], *of)))
-            picks.append(found if len(members) > 1 else interned(found))
+            picks.append(Picks(*map(_pick, ([m.index for m in members], *of))))
         return tuple(picks)
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
@@ -175,14 +174,8 @@ def _pick(positions: list[int]) -> Pick:
     """Return a function that takes the items at these positions of a tuple, as a tuple."""
     first = positions[0] if positions else 0
     if positions == [*range(first, first + len(positions))]:
-        return _stretch(first, first + len(positions))
+        return itemgetter(slice(first, first + len(positions)))
     return itemgetter(*positions)
-
-
-@functools.lru_cache(maxsize=256)
-def _stretch(first: int, last: int) -> Pick:
-    """Return a function that takes items ``first`` to ``last - 1``; cached, as there may be thousands alike."""
-    return itemgetter(slice(first, last))
 
 
 __all__ = ["Found", "KnownObjects", "Picks"]
