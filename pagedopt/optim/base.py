@@ -22,6 +22,7 @@ from .keys import check_defaults, check_group_keys, keys_read, warn_of_unread
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
+from .many import warn_of_many
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .overlap import everyone
@@ -239,6 +240,7 @@ class PagedOptimizer(SavingOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        warn_of_many(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()

@@ -6,7 +6,9 @@ from __future__ import annotations
 import copy
 import gc
 import json
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt.optim import many
+from pagedopt.optim.many import MANY
 from pagedopt.placements import FileArena, MappedArena
+from pagedopt.system import warn
 
 COUNT = 1000
 #: Bytes beside the state of a large one: it has several pages, and says of each when it is visited.
@@ -43,7 +48,8 @@ def unhooked(folder: Path) -> Iterator[None]:
 
 
 def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
-    quiet = ("-W", "error", "-W", "ignore:device_budget:RuntimeWarning")  # half of a page is none
+    # Half of a page is none; and there is a better way than an optimizer per parameter.
+    quiet = ("-W", "error", "-W", "ignore:device_budget:RuntimeWarning", "-W", f"ignore:{MANY} optimizers")
     said = python(*quiet, apart.__file__, *map(json.dumps, (count, large, options)), timeout=300, fresh=True)
     return dict(json.loads(said))
 
@@ -153,6 +159,42 @@ def test_building_optimizers_again_and_again_leaks_nothing(folder: Path) -> None
     assert max(seen[1:]) <= (seen[0][0] + 16, 2 * seen[0][1])
     gc.collect()
     assert open_files(folder) == 0
+
+
+# ---- a better way ----
+
+
+@pytest.fixture
+def none_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No optimizer is alive, and none was warned of."""
+    monkeypatch.setattr(many, "_of_one_parameter", weakref.WeakSet())
+    monkeypatch.setattr(warn, "_said", set())
+
+
+def said_of(params: Iterable[Any], keep: bool = True) -> list[str]:
+    """The warnings while optimizers over these are made, at most so many at a time as are kept."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kept = []
+        for some in params:
+            made = PagedAdamW(some)
+            if keep:
+                kept.append(made)
+    return [str(each.message) for each in said]
+
+
+@pytest.mark.usefixtures("none_before")
+def test_the_hundredth_optimizer_of_one_parameter_names_the_better_way_once() -> None:
+    (text,) = said_of([p] for p in parameters(2 * MANY + 1))
+    assert "100 optimizers" in text
+    assert "attach(model, overlap='backward')" in text
+
+
+@pytest.mark.usefixtures("none_before")
+def test_fewer_larger_and_short_lived_ones_are_as_many_as_anybody_likes() -> None:
+    assert said_of([p] for p in parameters(MANY - 1)) == []
+    assert said_of([{"params": [p]}, {"params": [p.detach().clone()]}] for p in parameters(2 * MANY)) == []
+    assert said_of(([p] for p in parameters(2 * MANY)), keep=False) == []
 
 
 # ---- a GPU ----
