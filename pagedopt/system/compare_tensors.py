@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import weakref
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -119,7 +118,7 @@ class TensorLayout:
         here: the indices of those that are not absent.
     """
 
-    __slots__ = ("__weakref__", "_missing", "_same", "_sure", "here")
+    __slots__ = ("_missing", "_same", "_sure", "here")
 
     def __init__(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
         self._missing, there = missing(tensors), [t for t in tensors if t is not None]
@@ -127,18 +126,6 @@ class TensorLayout:
         guards = _guards(there) if _guards_work() else None
         self._sure = guards is not None  # they compare the class, too: ``data_ptr()`` is safe to call
         self._same = guards or functools.partial(_same_attributes, _attributes(there))
-
-    @classmethod
-    def of(cls, tensors: tuple[torch.Tensor | None, ...]) -> TensorLayout:
-        """Return the object for ``tensors``.  Equal single tensors and pairs share one, as thousands of optimizers may
-        have one parameter each."""
-        if len(tensors) > 2:
-            return cls(tensors)
-        like = tuple([None if t is None else (type(t), t.dtype, t.shape, t.stride()) for t in tensors])
-        known = _of_few.get(like)
-        if known is None or known.addresses(tensors) is None:
-            known = _of_few[like] = cls(tensors)
-        return known
 
     def addresses(self, tensors: tuple[Any, ...]) -> bytes | None:
         """Return :func:`addresses` of those that are not absent; None: others are absent, or they are other ones."""
@@ -150,9 +137,6 @@ class TensorLayout:
             return addresses(tensors, self._sure) if self._same(*tensors) else None
         except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # absent now, sparse, or no tensor
             return None
-
-
-_of_few: weakref.WeakValueDictionary[tuple[Any, ...], TensorLayout] = weakref.WeakValueDictionary()
 
 
 def _guards(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:

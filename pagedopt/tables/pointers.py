@@ -230,7 +230,7 @@ class PointerTable:
             if seen.addresses(tensors) is not None:
                 self._seen = seen
                 return
-        self._seen = TensorLayout.of(tensors)
+        self._seen = TensorLayout(tensors)
         self._seen_before = (self._seen, *self._seen_before[:1])
 
     def look(self, tensors: Tensors) -> bool:

@@ -30,7 +30,7 @@ Result = real.CUresult
 #: Not allowed while a stream is being captured, but for threads that have said "relaxed".
 _UNSAFE = {
     "cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemFree", "cuMemFreeHost", "cuMemCreate", "cuMemMap",
-    "cuMemUnmap", "cuMemSetAccess", "cuStreamCreate", "cuStreamSynchronize", "cuEventQuery", "cuEventSynchronize",
+    "cuMemUnmap", "cuMemSetAccess", "cuStreamCreate", "cuStreamSynchronize", "cuEventSynchronize",
 }  # fmt: skip
 #: Calls that a test neither sees nor lets fail.
 _UNSEEN = {"cuGetErrorString", "cuThreadExchangeStreamCaptureMode"}
@@ -286,10 +286,6 @@ class Driver:
 
     def cuEventRecord(self, event: int, stream: int) -> None:
         self.order.record(self._events[int(event)], int(stream))
-
-    def cuEventQuery(self, event: int) -> Any:
-        passed = self.order.has_passed(self._events[int(event)])
-        return Result.CUDA_SUCCESS if passed else Result.CUDA_ERROR_NOT_READY
 
     def cuEventSynchronize(self, event: int) -> None:
         self.order.wait(self._events[int(event)].clock)

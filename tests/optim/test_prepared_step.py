@@ -56,7 +56,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(compare_tensors, "_pointers_are_there", lambda: False)
         monkeypatch.setattr(compare_tensors, "_compiled_loop", lambda: None)
         monkeypatch.setattr(compare_tensors, "_guards_work", lambda: False)
-        monkeypatch.setattr(compare_tensors, "_of_few", {})
     return str(request.param)
 
 

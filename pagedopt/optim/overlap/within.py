@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...common.patience import Patience
-from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import is_sharded
@@ -181,8 +180,6 @@ class Within:
         """Prepare a step before its gradients are there."""
         before, ready, known = self._coming, optimizer.store.make_ready(), self._launches
         self._coming = coming = self._gradients_to_come(optimizer)
-        if ready.held is not NOTHING_HELD:  # others may move pages of a slab between two hooks: nothing is expected
-            self._coming = coming = Coming(frozenset(), coming.turns)
         if known is not None and known.residents == ready.residents and coming.expected == before.expected:
             found = known.seen.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed

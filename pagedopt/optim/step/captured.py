@@ -178,7 +178,7 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
         launches = plan.prepare()
         captured = CapturedStep(optimizer, launches, plan.seen, slots, factor)
         computed = None if factor is None else factor.prepare(optimizer)
-        with Uninterrupted(gives_way=True), plan.ready.held:
+        with Uninterrupted(gives_way=True):
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
             if computed is not None:
                 computed.launch(optimizer, (), ())

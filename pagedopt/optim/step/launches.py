@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import NamedTuple
 
 from ...placements.ready_arenas import ReadyArenas
@@ -18,8 +17,6 @@ from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
 from .seen import Found, Picks, Seen
 from .update import Update
-
-_resident = attrgetter("resident")
 
 
 class Launches(NamedTuple):
@@ -74,14 +71,14 @@ class PreparedStep(NamedTuple):
     fresh: tuple[Member, ...] = ()
     factor: FactorUpdate | None = None
 
-    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
+    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Args:
             launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
 
         Returns:
-            :attr:`launches`; None if nothing was done, because another optimizer has since moved pages that both share.
+            :attr:`launches`.
 
         Raises:
             RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
@@ -91,26 +88,22 @@ class PreparedStep(NamedTuple):
             if update.sweep.table.host.stamp != update.stamp:
                 raise RuntimeError("another step was prepared since; prepare this one again")
             update.sweep.begun = False
-        arenas, residents, held = self.ready
-        with Uninterrupted(gives_way=True), held:
-            if arenas and (*map(_resident, arenas),) != residents:
-                return None
-            with whole(self.optimizer, "a step", self._begun):
-                try:
-                    updates = self.updates
-                    if self.factor is not None:  # first: a step under the forward forks from the current stream then
-                        updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
-                    if launch is not None and updates:
-                        launch(self if updates is self.updates else self._replace(updates=updates))
-                    else:
-                        for update in updates:
-                            update.launch(arenas)
-                    if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
-                        put_state(self.optimizer, self.fresh)
-                except BaseException:
-                    if self._begun():  # it may hold new values: the next step must not take it for state of zeros
-                        put_state(self.optimizer, self.fresh)
-                    raise
+        with Uninterrupted(gives_way=True), whole(self.optimizer, "a step", self._begun):
+            try:
+                updates = self.updates
+                if self.factor is not None:  # first: a step under the forward forks from the current stream then
+                    updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
+                if launch is not None and updates:
+                    launch(self if updates is self.updates else self._replace(updates=updates))
+                else:
+                    for update in updates:
+                        update.launch(self.ready.arenas)
+                if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
+                    put_state(self.optimizer, self.fresh)
+            except BaseException:
+                if self._begun():  # it may hold new values: the next step must not take it for state of zeros
+                    put_state(self.optimizer, self.fresh)
+                raise
         return self.launches
 
     def _begun(self) -> bool:

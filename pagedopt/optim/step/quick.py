@@ -15,7 +15,6 @@ from torch.optim import optimizer as torch_hooks
 
 from ...common.patience import Patience
 from ...kernels import team
-from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.cuda import virtual
 from ...system.cuda.driver import CudaError, check_code
@@ -184,10 +183,8 @@ class QuickStep:
             return False
         if internals.has_function_modes() and not internals.only_default_devices():
             return False
-        if (store := optimizer.store).arenas:
-            ready = store.make_ready()
-            if ready.residents != self._known.residents or ready.held is not NOTHING_HELD:
-                return False
+        if (store := optimizer.store).arenas and store.make_ready().residents != self._known.residents:
+            return False
         if self._on_cpu:
             return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
@@ -200,7 +197,7 @@ class QuickStep:
             found = self._run(optimizer)
         finally:
             for each in self._tables:
-                each.give_back(stream, found == DONE)
+                each.give_back(found == DONE)
         return found
 
     def _run(self, optimizer: RuleOptimizer) -> int:
@@ -288,9 +285,9 @@ class QuickSteps:
             self.patience.served += found == DONE
         return found == DONE
 
-    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches | None) -> None:
+    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches) -> None:
         """Note a step that was taken the long way; ``before``: the record of the step before."""
-        if now is None or now is not before:
+        if now is not before:
             self.step, self._equal = None, 0
         elif self.step is None and self._wanted:
             self._equal += 1

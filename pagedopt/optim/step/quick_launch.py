@@ -74,14 +74,11 @@ class TableLaunch:
         if self._moves:  # to other addresses, which are written or would have to be
             self.host.rows_changed()
 
-    def give_back(self, stream: int, launched: bool) -> None:
+    def give_back(self, launched: bool) -> None:
         """Give the buffer back, behind the launch if there was one."""
         buffer, self._buffer = self._buffer, None
-        if launched and buffer is not None:
+        if buffer is not None and launched:
             buffer.written(self.host)
-            buffer.read_on(stream)
-        elif buffer is not None:
-            buffer.give_back()
 
 
 class QuickLaunch(TableLaunch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
@@ -18,7 +17,7 @@ from ...tables.shards import is_sharded, local
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import number_names
 from .bucket import Bucket
-from .members import Member, Members, interned
+from .members import Member, Members
 
 _params, _grad, _format = itemgetter("params"), attrgetter("grad"), methodcaller("get", "state_format")
 #: Takes some items of a tuple.
@@ -77,13 +76,15 @@ class Seen:
         self._asked = any(self._formats)
         entries: dict[int, dict[str, Any]] = {}
         names: dict[int, tuple[str, ...]] = {}
+        alike: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for thousands of parameters
         for m in members.found:
             entries[id(m.param)] = m.entry
             before = names.get(id(m.param), ())  # in another group, perhaps with another rule
-            names[id(m.param)] = (*dict.fromkeys((*before, *m.columns, *number_names(optimizer, m.rule))),)
+            used = (*dict.fromkeys((*before, *m.columns, *number_names(optimizer, m.rule))),)
+            names[id(m.param)] = alike.setdefault(used, used)
         keys = (*dict.fromkeys((*optimizer.state, *(m.param for m in members.found if m.entry))),)
         # The same objects for the same names, alive here: a compiled look knows them by their ids.
-        self.names_by_key = tuple([interned(names.get(id(key), ())) for key in keys])
+        self.names_by_key = tuple([names.get(id(key), ()) for key in keys])
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
         self._sharded = any(map(is_sharded, values))
@@ -110,8 +111,7 @@ class Seen:
         positions, picks = {one: i for i, one in enumerate(self._values(named))}, []
         for bucket, members in launches:
             of = [[positions[id(m.param), n] for n in each for m in members] for each in (bucket.keys, bucket.names)]
-            found = Picks(*map(_pick, ([m.index for m in members], *of)))
-            picks.append(found if len(members) > 1 else interned(found))
+            picks.append(Picks(*map(_pick, ([m.index for m in members], *of))))
         return tuple(picks)
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
@@ -156,11 +156,5 @@ def _pick(positions: list[int]) -> Pick:
     """Return a function that takes the items at these positions of a tuple, as a tuple."""
     first = positions[0] if positions else 0
     if positions == [*range(first, first + len(positions))]:
-        return _stretch(first, first + len(positions))
+        return itemgetter(slice(first, first + len(positions)))
     return itemgetter(*positions)
-
-
-@functools.lru_cache(maxsize=256)
-def _stretch(first: int, last: int) -> Pick:
-    """Return a function that takes items ``first`` to ``last - 1``; cached, as there may be thousands alike."""
-    return itemgetter(slice(first, last))
