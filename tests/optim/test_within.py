@@ -77,10 +77,10 @@ def test_bits_in_any_order(order: str, budget: Any) -> None:
         opt = adamw(model, device_budget=budget)
         if within:
             opt.attach(model, overlap="backward")
-        for step in range(4):
+        for step in range(7):
             arrive(model, step, ORDERS[order](step))
             left = any(p.grad is not None for p in model.parameters())
-            late = order == "some" and step in (1, 2)  # a first gradient behind the first step is left to step()
+            late = order == "some" and step == 1  # a first gradient behind the first step is left to step()
             assert left == late or not within
             opt.step()
             opt.zero_grad()
