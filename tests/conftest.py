@@ -133,7 +133,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
     from played_card import Card
     from played_tables import Tables
 
-    with Card(monkeypatch, seed=None).playing() as card:
+    with Card(monkeypatch).playing() as card:
         yield Tables(card)
 
 

@@ -40,7 +40,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "transports": ("pagedopt/transports/*.py",),
     "step": (
-        "pagedopt/optim/base.py", "pagedopt/optim/step/bucket.py", "pagedopt/optim/step/changes.py",
+        "pagedopt/optim/base.py", "pagedopt/optim/step/bucket.py", "pagedopt/optim/step/seen.py",
         "pagedopt/optim/step/hyperparameters.py", "pagedopt/optim/step/launches.py", "pagedopt/optim/step/members.py",
         "pagedopt/optim/step/update.py", "pagedopt/system/compare_tensors.py",
     ),

@@ -13,7 +13,10 @@ import torch
 from experiments.harness.revision import refuse, this_revision
 from pagedopt.system import machine
 
-PACKAGES = ("torch", "numpy", "numba", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "bitsandbytes", "torchao")
+PACKAGES = (
+    "torch", "numpy", "numba", "cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "bitsandbytes", "torchao",
+    "torch-optimi",
+)  # fmt: skip
 
 
 def chosen_device(name: str) -> torch.device:

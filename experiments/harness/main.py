@@ -174,7 +174,12 @@ def _measure(experiment: Experiment, question: Question, run: Run, result: dict[
     out.print(name, style="bold")
     only = f" --only {name}" if len(experiment.questions) > 1 else ""
     command = f"python -m experiments {experiment.name}{only}{' --quick' if run.quick else ''}"
-    part, stopped = answered(question, run, command)
+
+    def keep(part: dict[str, Any]) -> None:
+        result["parts"][name] = part
+        rows.write(path, result)
+
+    part, stopped = answered(question, run, command, result["parts"].get(name), keep)
     if question.gpus > 1:
         part["machine"] = conditions()
     if part["complete"] or name not in result["parts"]:

@@ -50,6 +50,11 @@ class Question:
         return bool(getattr(self.module, "CPU_ONLY", False))
 
     @property
+    def goes_on(self) -> bool:
+        """Whether its rows are written one by one, and ``--merge`` goes on with those that the same code measured."""
+        return bool(getattr(self.module, "GOES_ON", False))
+
+    @property
     def gpus(self) -> int:
         """How many GPUs of one host it needs, if it needs one at all."""
         return int(getattr(self.module, "GPUS", 1))

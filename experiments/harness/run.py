@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from experiments.harness.machine import now
 from experiments.harness.question import Question
 from experiments.harness.revision import this_revision
+from experiments.harness.rows import Rows
 from experiments.harness.time import Case, measure, sampled, series
 
 Item = TypeVar("Item")
@@ -34,6 +35,7 @@ class Run:
         options: values of the options that the question added.
         progress: what is told how far it is.
         left_out: what was not measured, and why.
+        known: rows that a question which goes on has measured before; it yields those that stay.
         rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
     """
 
@@ -43,6 +45,7 @@ class Run:
     options: argparse.Namespace = field(default_factory=argparse.Namespace)
     progress: Advance | None = None
     left_out: list[str] = field(default_factory=list)
+    known: Rows = field(default_factory=Rows)
     warmup: int = 3
 
     def __post_init__(self) -> None:
@@ -184,11 +187,24 @@ class Advance:
             self._bar.update(self._task, completed=self.done, refresh=True)
 
 
-def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any], bool]:
-    """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed."""
+def answered(
+    question: Question, run: Run, command: str, before: Mapping[str, Any] | None, keep: Callable[[dict[str, Any]], None]
+) -> tuple[dict[str, Any], bool]:
+    """One question's rows with their circumstances, and whether Ctrl-C ended it; a failure is printed.
+
+    Of a question that goes on, ``keep`` is given each row's part at once, and ``before`` is what it goes on with.
+    """
     rows: list[dict[str, Any]] = []
     measured = None if run.quick else question.fingerprints()  # toys are of no tree; files may be edited from now on
+    source = {**this_revision(), "fingerprint": measured}
+    if question.goes_on and before and source.items() <= before.items():
+        run.known = Rows(before["rows"])
     begin = time.perf_counter()
+
+    def part(complete: bool) -> dict[str, Any]:
+        return {"rows": rows, "left_out": run.left_out, "complete": complete, "seconds": time.perf_counter() - begin,
+                "command": command, "when": now(), **source}  # fmt: skip
+
     gc.collect()
     gc.freeze()  # what was imported so far lives on: the many collections to come need not look at it
     ended, stopped = "", False
@@ -196,6 +212,8 @@ def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any]
         with run.progress.of(question.name) if run.progress else contextlib.nullcontext():
             for row in question.measure(run):
                 rows.append(row)
+                if question.goes_on:
+                    keep(part(False))
     except KeyboardInterrupt:
         ended, stopped = "interrupted", True
     except Exception as error:  # the other questions go on
@@ -204,6 +222,4 @@ def answered(question: Question, run: Run, command: str) -> tuple[dict[str, Any]
     run.free()
     if ended:
         run.left_out.append(f"{ended}; {len(rows)} rows are in the file, and nothing is made of them")
-    part = {"rows": rows, "left_out": run.left_out, "complete": not ended, "seconds": time.perf_counter() - begin,
-            "command": command, "when": now(), **this_revision(), "fingerprint": measured}  # fmt: skip
-    return part, stopped
+    return part(not ended), stopped

@@ -6,7 +6,7 @@ examples:
   python -m pagedopt plan --params 7B --param-dtype bfloat16
         seven billion parameters: how long is a step if a quarter, a half, all of the state stays on the GPU?
   python -m pagedopt plan --params 7B --param-dtype bfloat16 --card 48GB
-        which budget fits on a card of this size, beside parameters and gradients?
+        which budget fits on a card of this size, beside parameters and gradients, and what is to be written?
   python -m pagedopt plan --params 7B --param-dtype bfloat16 --time 20ms
         with which budget is a step at most 20 ms longer than with all state on the GPU?
   python -m pagedopt plan --params 7B --budget 2GiB --state-format int8
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")
     ask = parser.add_argument_group("which budgets to add to the table (each of these adds a row, which is marked)")
     ask.add_argument("--budget", "--device-budget", metavar="BYTES", help=BUDGET)
-    text = "the largest budget that fits on a GPU with so much memory, as 24GB (on a CPU: into so much RAM)"
+    text = (
+        "the largest budget that fits on a GPU with so much memory, as 24GB (on a CPU: into so much RAM), and the call"
+    )
     ask.add_argument("--card", metavar="BYTES", help=text)
     text = "the smallest budget with which a step is at most so much longer than with all state on the GPU, as 20ms"
     ask.add_argument("--time", metavar="TIME", help=text)

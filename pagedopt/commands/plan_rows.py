@@ -29,6 +29,9 @@ from .tables import FittingTable, numbers, say
 
 #: Shares of the state for which there are rows; and what budgets that are looked for are multiples of.
 SHARES, MIB = (0.0, 0.25, 0.5, 0.75, 1.0), 1 << 20
+#: Formats that take least, and the call with which gradients take least.
+NARROW: dict[str, Any] = {"param_dtype": "bfloat16", "state_format": "int8"}
+WITHIN = "optimizer.attach(model, overlap='backward')"
 #: An option in a message of the library.
 OPTION = re.compile(r"\b(?:device_)?(budget|host_access|state_format|param_dtype|placement|rule)(?: is |=)")
 
@@ -40,11 +43,13 @@ class Plan(NamedTuple):
         rows: estimates, by budget; the last has all state near.
         asked: by its bytes the option that asked for a budget.
         room: free bytes by where state can be; empty if they are not known.
+        narrow: of --card, the least that a model in 16 bits with state in 8 takes.
     """
 
     rows: list[Estimate]
     asked: dict[Any, str]
     room: dict[str, int]
+    narrow: Estimate | None = None
 
 
 @contextlib.contextmanager
@@ -95,7 +100,8 @@ def plan(args: argparse.Namespace, rates: Rates, room: dict[str, int]) -> Plan:
     if args.card is not None and (nbytes := least(lambda row: row.near_bytes > room[row.near]) - 1) >= 0:
         asked[nbytes if nbytes == state else nbytes // MIB * MIB] = f"--card {args.card}"
     budgets = sorted({*(int(share * state) for share in SHARES), *asked})
-    return Plan([planned(device_budget=Budget(nbytes)) for nbytes in budgets], asked, room)
+    narrow = planned(device_budget=0, **NARROW) if args.card is not None else None
+    return Plan([planned(device_budget=Budget(nbytes)) for nbytes in budgets], asked, room, narrow)
 
 
 def model(args: argparse.Namespace) -> Any:
@@ -169,9 +175,27 @@ def answers(plan: Plan, card: str | None) -> Iterator[str]:
             budget = "all" if nbytes == row.state_bytes else nbytes if nbytes % MIB else f"{nbytes // MIB}MiB"
             longer = text_of_seconds(None if row.seconds is None or near is None else row.seconds - near)
             yield f"→ {option}: device_budget={budget!r}; a step is {longer} longer than with all state on {row.near}."
-    if card and len(plan.rows) > 1 and not any(option.startswith("--card") for option in plan.asked.values()):
-        more = "try --param-dtype bfloat16 or --state-format int8"
-        yield f"--card {card}: no budget fits; with 0 it takes {text_of_bytes(plan.rows[0].near_bytes)}; {more}."
+    if card and plan.narrow:
+        yield from fitting(plan, plan.narrow, card)
+
+
+def fitting(plan: Plan, narrow: Estimate, card: str) -> Iterator[str]:
+    """Yield how many bytes three ways take, and what to write for the first that fits on the card."""
+    least, room = plan.rows[0], plan.room[narrow.near]
+    resident, away, within = plan.rows[-1].near_bytes, least.near_bytes, least.backward_bytes
+    shown = [text_of_bytes(nbytes) for nbytes in (resident, away, within)]
+    yield (
+        f"--card {card}: without activations it takes {shown[0]} with all state on {narrow.near}, {shown[1]} with "
+        f"device_budget=0, and {shown[2]} if it is also updated within the backward, which frees gradients."
+    )
+    ways = {
+        "no device_budget": resident,
+        "this device_budget, then optimizer.attach(model), which hides the update under the forward": away,
+        f"device_budget=0, then {WITHIN}; it takes no clipping and one backward a step": within,
+        f"device_budget=0, state_format='int8', then {WITHIN}, with parameters in bfloat16": narrow.backward_bytes,
+    }
+    fits = next((f"→ {way}: {text_of_bytes(nbytes)}." for way, nbytes in ways.items() if nbytes <= room), None)
+    yield fits or f"Nothing fits: in bfloat16, with state in 8 bits, it takes {text_of_bytes(narrow.backward_bytes)}."
 
 
 def footing(plan: Plan) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..system.cuda.calls import Calls, extension_with_driver
 from ..system.cuda.nodes import Node, Nodes
 from ..tables.layout import BLOCK
 from ..tables.storage import StorageFormat
@@ -25,6 +26,14 @@ PROLOGUE_AT = np.dtype(
         ("table", np.uint64), ("inputs", np.uint64), ("rows", np.int64), ("stride", np.int64), ("seed_at", np.int64),
         ("factor", np.uint64),
     ]
+)  # fmt: skip
+#: The driver's ``CUlaunchConfig``: grid, block, shared memory, stream, and attributes, of which there are none.
+_LAUNCH_CONFIG = np.dtype(
+    [
+        ("grid", np.uint32, 3), ("block", np.uint32, 3), ("shared", np.uint32), ("stream", np.uint64),
+        ("attributes", np.uint64), ("count", np.uint32),
+    ],
+    align=True,
 )  # fmt: skip
 #: ``TotalAt`` of ``sums.cu``, the argument of :func:`total_kernel`; to be passed without fields.
 TOTAL_AT = np.dtype([("sums", np.uint64), ("count", np.int64), ("total", np.uint64), ("factor", np.uint64)])
@@ -69,6 +78,16 @@ class CudaKernel:
     def __call__(self, argument: npt.NDArray[Any], count: int, stream: Stream) -> None:
         """Launch over ``count`` chunks; ``argument`` (an array of size one, best without fields) is passed by value."""
         self._kernel((self.grid(count),), (self.threads,), (argument,), stream=stream)
+
+    def prepared(self, argument: npt.NDArray[Any], count: int, stream: int) -> Callable[[], None]:
+        """Return the launch over ``count`` chunks, with the argument as it will be then."""
+        if extension_with_driver() is None:
+            return functools.partial(self, argument, count, Stream(stream))
+        grid, block = (self.grid(count), 1, 1), (self.threads, 1, 1)
+        config = np.array([(grid, block, 0, stream, 0, 0)], _LAUNCH_CONFIG)
+        pointers = np.array([argument.ctypes.data], np.uint64)
+        call = "cuLaunchKernelEx", config.ctypes.data, self.handle, pointers.ctypes.data, 0
+        return Calls([call], keeps=(self, config, pointers, argument))
 
     def add_to(self, nodes: Nodes, argument: npt.NDArray[Any], count: int, behind: Sequence[Node]) -> Node:
         """Add the launch over ``count`` chunks to a CUDA graph, behind other nodes, and return its node."""

@@ -68,7 +68,7 @@ _members: dict[Callable[..., None], int] = {}
 
 def prepare(kernel: Callable[..., None]) -> None:
     """Compile the ``member`` of the generated module that defines ``kernel``."""
-    if kernel in _members or _forked or openmp() is None:
+    if kernel in _members or forked or openmp() is None:
         return
     from numba import types
 
@@ -81,7 +81,7 @@ def prepare(kernel: Callable[..., None]) -> None:
 def member(kernel: Callable[..., None]) -> int | None:
     """Return the address of the kernel's entry for teams, if there is one."""
     # A forked child has inherited OpenMP's record of a team, but not its threads: it would wait for them forever.
-    return None if _forked else _members.get(kernel)
+    return None if forked else _members.get(kernel)
 
 
 class Call:
@@ -109,12 +109,13 @@ class Call:
             raise MemoryError("a thread of a CPU kernel found no memory")
 
 
-_forked = False
+#: Whether this process is a fork: it has inherited OpenMP's record of a team, but not its threads.
+forked = False
 
 
 def _after_fork() -> None:
-    global _forked
-    _forked = True
+    global forked
+    forked = True
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,8 +73,7 @@ class Route:
         if self._planned is None or self._planned[0] is not table or self._planned[1] != tuple(absent):
             at_hand, visits, self._launched = self._visits(table, absent)
             self._visiting = len(visits)
-            make = _one_visit if len(visits) == 1 else _actions
-            self._plan, self._planned = make(at_hand, visits), (table, tuple(absent))
+            self._plan, self._planned = tuple(plan(at_hand, visits)), (table, tuple(absent))
         return self._plan
 
     def _visits(self, table: HostTable, absent: Sequence[int]) -> tuple[Span, Visits, list[Span]]:
@@ -179,13 +177,12 @@ class Route:
         """Return whether a graph can be made, and would move nearly what the last plan moves."""
         if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
             return False
-        shared = any(arenas[i].lock is not None for i in {move.arena for move, _ in self.moves})
-        return not shared and self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
+        return self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
 
     def whole_plan(self, table: HostTable) -> tuple[Action, ...]:
         """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""
         at_hand, visits, _ = self._visits(table, ())
-        return _actions(at_hand, visits)
+        return tuple(plan(at_hand, visits))
 
     def _capture(self, sweep: Sweep, arenas: Sequence[Arena], kernel: Any) -> None:
         """Add a step that moves all pages to the graph that the current stream is being captured into."""
@@ -239,32 +236,13 @@ def route(
         shift = np.zeros((len(order), 2 + len(states)), np.uint64)
         for move, (first, last) in moves:
             shift[first:last, 2:] = _shift(store.slots(device), arenas[move.arena], move)
-    if len(parts.param) == len(params) == 1 and shift is _IN_PLACE:
-        rows, moves = _one_row(params[0].numel(), moves)
-    else:
-        rows = Rows(parts.param, parts.offset, parts.numel, shift)
-    return Route(store, device, rows, at_hand, moves)
+    return Route(store, device, Rows(parts.param, parts.offset, parts.numel, shift), at_hand, moves)
 
 
 def _find(arenas: Sequence[Arena], param: torch.Tensor, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     """Return :func:`find` of a parameter that has as many elements as its state was made for."""
     at = find(arenas, states)
     return None if at is None or arenas[at[0]].layout.numels[at[1]] != param.numel() else at
-
-
-@functools.lru_cache(maxsize=1024)
-def _one_row(numel: int, moves: Visits) -> tuple[Rows, Visits]:
-    """Return the row of a parameter in one page.  Cached: with an optimizer per parameter, many are alike."""
-    none = np.zeros(1, np.int64)
-    return Rows(none, none, np.array([numel]), _IN_PLACE), moves
-
-
-def _actions(at_hand: Span, visits: Visits) -> tuple[Action, ...]:
-    return tuple(plan(at_hand, visits))
-
-
-#: The plan of a single page.  Cached: with an optimizer per parameter, many are alike.
-_one_visit = functools.lru_cache(maxsize=1024)(_actions)
 
 
 class _Parts(NamedTuple):

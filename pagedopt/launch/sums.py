@@ -19,7 +19,7 @@ from ..system import internals
 from ..system.cuda.driver import DeviceMemory
 from ..tables.layout import BLOCK, WORD, HostTable, Words, choose_geometry
 from ..tables.storage import StorageFormat
-from ..transports.choose import TransportOption, pooled
+from ..transports.choose import TransportOption, create
 from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
 from .factor import Factor
 from .table_copy import TableCopy
@@ -158,7 +158,7 @@ class DeviceSquares(Squares):
         self._memory = DeviceMemory(max(1, len(self._sums)) * WORD, self._index)
         self._begin_at(self._memory.address)
         self._transports: list[Transport] = [
-            OwnTable(each.table, self._index) if transport is None else pooled(transport, self._index)
+            OwnTable(each.table, self._index) if transport is None else create(transport, self._index)
             for each in self.lists
         ]
 

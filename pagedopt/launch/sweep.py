@@ -19,13 +19,15 @@ from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
-from ..transports.transport import Lent, Transport
+from ..transports.transport import Transport
 from .factor import Factor
 from .stored import stored_of
 
 Scalars = Mapping[str, float]
 #: For each set of hyperparameters, its ``rule.uniforms``.
 Sets = Sequence[Sequence[float]] | npt.NDArray[np.float64]
+#: Launches by the ids of their arguments, which they keep alive.
+LaunchesOfSpans = dict[int, Callable[[], None]]
 
 
 class Sweep:
@@ -216,29 +218,37 @@ class Sweep:
         handle = internals.current_stream(index)
         stream = cuda.Stream(handle)
         with self.transport.lend(self.table.host, handle) as lent:
-            yield from passes(steps, self._launch_on_cuda(lent, kernel, stream), mover)
 
-    def _launch_on_cuda(
-        self, lent: Lent, kernel: cuda.CudaKernel, stream: cuda.Stream
-    ) -> Callable[[Span | None], None]:
-        """Return the function that updates a span."""
+            def launch(span: Span | None) -> None:
+                for argument, chunks in lent.parts(span):
+                    self.begun = True  # set here: from now on only the launch itself can fail
+                    kernel(argument, chunks, stream)
+                    self.launches += 1
 
-        def launch(span: Span | None) -> None:
-            for argument, chunks in lent.parts(span):
-                self.begun = True  # set here: from now on only the launch itself can fail
-                kernel(argument, chunks, stream)
-                self.launches += 1
+            yield from passes(steps, launch, mover)
 
-        return launch
-
-    def launch_of_spans(self, ready: Any, stream: int) -> Callable[[Span | None], None]:
+    def launch_of_spans(self, ready: Any, stream: int, known: LaunchesOfSpans) -> Callable[[Span | None], None]:
         """Return the function that launches a span on a stream, with rows as they are then.
 
         On CUDA the table goes by value: its transport is a :class:`~pagedopt.transports.by_value.StructTransport`.
+
+        Args:
+            ready: see :meth:`ready`.
+            known: kept by the caller while table, kernel and stream stay; filled here.
         """
         if self._on_cpu:
             return self._launch_on_cpu(ready)
-        return self._launch_on_cuda(self.transport.lend(self.table.host, stream), ready, cuda.Stream(stream))
+        lent = self.transport.lend(self.table.host, stream)
+
+        def launch(span: Span | None) -> None:
+            for argument, chunks in lent.parts(span):
+                if (prepared := known.get(id(argument))) is None:
+                    prepared = known[id(argument)] = ready.prepared(argument, chunks, stream)
+                self.begun = True  # set here: from now on only the launch itself can fail
+                prepared()
+                self.launches += 1
+
+        return launch
 
     def _passes_on_another(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel

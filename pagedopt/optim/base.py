@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +15,6 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..rules import Rule
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
@@ -24,6 +22,7 @@ from .keys import check_defaults, check_group_keys, keys_read, warn_of_unread
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
+from .many import warn_of_many
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .overlap import everyone
@@ -39,13 +38,6 @@ from .step.quick import QuickSteps, quick_first
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate", "max_grad_norm")
-
-
-@functools.lru_cache(maxsize=256)
-def _names(rules: tuple[Rule, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return (names of the rules' state tensors, names of their numbers), the same objects for the same rules."""
-    states = frozenset(name for rule in rules for name in rule.inputs[2:])
-    return states, frozenset({"step", *(name for rule in rules for name in rule.carried)})
 
 
 @documented
@@ -99,7 +91,8 @@ class PagedOptimizer(SavingOptimizer):
         """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
         name, rules = type(self).__name__, self.known_rules()
         check_rules(name, rules)
-        self._states, self.numbers = _names(rules)
+        self._states = frozenset(name for rule in rules for name in rule.inputs[2:])
+        self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
         if rules:
             check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
         rename_rounding(options, warn=not restored)
@@ -165,9 +158,8 @@ class PagedOptimizer(SavingOptimizer):
             self._check_whole()
         if self._captured():
             return
-        done, before = None, self._launches
-        while done is None:  # repeated only if another optimizer has moved shared pages since the step was prepared
-            done = self._launches = self._take(self._prepare())
+        before = self._launches
+        done = self._launches = self._take(self._prepare())
         self.warm = True
         self._quick.after(self, before, done)
 
@@ -202,7 +194,7 @@ class PagedOptimizer(SavingOptimizer):
         if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
             known = None  # multiplies_gradients, written out, was another when the last step began
         if known is not None and known.residents == ready.residents:
-            found = known.objects.compare(self)
+            found = known.seen.compare(self)
         if known is None or found is None or known.sharded:
             shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
         if known is not None and found is not None:
@@ -250,6 +242,7 @@ class PagedOptimizer(SavingOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        warn_of_many(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()

@@ -197,7 +197,7 @@ class OverlappingOptimizer(CapturingOptimizer):
             self.wait()
         super().zero_grad(set_to_none)
 
-    def _take(self, step: PreparedStep) -> Launches | None:
+    def _take(self, step: PreparedStep) -> Launches:
         """Take a prepared step, at once or queued."""
         if known:
             wait_for_others(step, self._overlap)

@@ -18,7 +18,6 @@ own entries, which a visit copies.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -150,14 +149,6 @@ def lay_out(
         spare: bytes of room, all sections together, for later parameters (:meth:`Layout.extended`).
         block: a power of two; parameters and pages begin at multiples of this many elements.
     """
-    if len(numels) == 1:  # cached: an optimizer per parameter makes many equal layouts
-        return _lay_out_one((int(numels[0]),), tuple(itemsizes), granule, stretch, spare, block)
-    return _lay_out(numels, itemsizes, granule, stretch, spare, block)
-
-
-def _lay_out(
-    numels: Sequence[int], itemsizes: Sequence[Width], granule: int, stretch: int, spare: int, block: int
-) -> Layout:
     sizes, alignment = np.asarray(numels, np.int64), _alignment(itemsizes, block)
     starts = _starts(sizes, alignment)
     numel = int(starts[-1] + sizes[-1]) if len(sizes) else 0
@@ -179,9 +170,6 @@ def _lay_out(
     lengths = np.diff([*sections, end]).tolist()
     room = min((int(length // size) for length, size in zip(lengths, itemsizes, strict=True)), default=numel)
     return Layout(sizes, starts, tuple(itemsizes), tuple(sections), end, page, granule or ALIGNMENT, room, block)
-
-
-_lay_out_one = functools.lru_cache(maxsize=1024)(_lay_out)
 
 
 @dataclass(frozen=True)

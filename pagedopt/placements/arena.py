@@ -6,7 +6,6 @@ import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -63,12 +62,8 @@ class Arena:
     stretch: ClassVar[int] = STRETCH
     #: How a step may reach pages that are away, the default first: ``in_place``, ``staged``.
     ways: ClassVar[tuple[str, ...]] = ("in_place",)
-    #: True: it never has room for parameters that come later.
-    full: ClassVar[bool] = False
 
     tensor: torch.Tensor
-    #: Held while pages that other optimizers share move, and during launches; None: nothing is shared.
-    lock: AbstractContextManager[object] | None = None
     #: The storages of state tensors that view it, and how many live.  A store drops the arena when the last one dies.
     views: tuple[weakref.ref[torch.UntypedStorage], ...] = ()
     alive: int = 0
@@ -126,11 +121,6 @@ class Arena:
             torch.OutOfMemoryError: there is no room for the slots.
         """
         return StagedMover(ring(self.device), arenas, torch.cuda.current_stream(self.device).cuda_stream)
-
-    @property
-    def wanted(self) -> int:
-        """How many resident pages were last asked for.  Fewer are resident if another optimizer shares the page."""
-        return self.resident
 
     def prepare(self) -> None:
         """Get ready for a step: called once in each, before its launches.  Work goes to the current stream.

@@ -12,7 +12,6 @@ from ..paging.pages import Layout, Width, lay_out
 from ..system.cuda import driver
 from ..system.state_lost import StateLost as StateLost
 from ..system.warn import warn_once
-from . import slabs
 from .arena import Arena, divide
 from .arena import total as total
 from .file import FileArena
@@ -215,14 +214,10 @@ def create(
 
 
 def _make(kind: type[Arena], layout: Layout, device: torch.device, budget: Budget, before: Sequence[Arena]) -> Arena:
-    shipped = kind in _SHIPPED
-    if slabs.serves(kind, layout, device):
-        kind, layout = slabs.PARTS[kind], lay_out(layout.numels.tolist(), layout.itemsizes, block=layout.block)
     resident = divide([*((type(a), a.layout) for a in before), (kind, layout)], budget)[-1]
     arena = kind(layout, device, resident)
-    if not shipped:
+    if kind not in _SHIPPED:
         _check_made(arena, layout.nbytes)
-    slabs.note(arena)
     return arena
 
 

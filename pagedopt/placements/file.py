@@ -94,10 +94,9 @@ class FileArena(Arena):
         """
         layout, resident = self.layout, self.resident
         if resident < layout.pages:
-            away = self._away  # a local: threads that share a slab may replace it
-            if away[0] is not layout or away[1] != resident:
-                away = self._away = layout, resident, layout.stretches(resident, layout.pages)
-            self._file.drop(away[2], rest=True)
+            if self._away[0] is not layout or self._away[1] != resident:
+                self._away = layout, resident, layout.stretches(resident, layout.pages)
+            self._file.drop(self._away[2], rest=True)
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
         """Return the mover of pages from and to the file; no ring is needed."""
@@ -106,15 +105,6 @@ class FileArena(Arena):
     def fetch(self, page: int) -> None:
         """Begin to read a page that is away."""
         self._file.fetch(self._stretches(page))
-
-    def fetch_bytes(self, offset: int, nbytes: int) -> None:
-        """Begin to read part of a page; both ends are multiples of the operating system's page size."""
-        self._file.fetch([(offset, nbytes)])
-
-    def evict_bytes(self, offset: int, nbytes: int) -> None:
-        """Write back and drop such a part, as :meth:`evict` does."""
-        self.check_owner()
-        self._file.drop([(offset, nbytes)])
 
     def evict(self, page: int) -> None:
         """Write back and drop a page that is away; waits for the disk.
@@ -126,7 +116,10 @@ class FileArena(Arena):
         self._file.drop(self._stretches(page))
 
     def measured(self) -> dict[str, int]:
-        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both."""
+        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both.
+
+        Optimizers beyond the sixteenth share files, and a file's bytes are divided among them by their sizes.
+        """
         if not self.layout.nbytes:
             return self.planned()
         here = resident_bytes(self._file.address, self.layout.nbytes)

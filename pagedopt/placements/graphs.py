@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Protocol
 
@@ -24,25 +23,18 @@ class TakesMemory(Protocol):
 
 
 class Graphs:
-    """Whether there may be graphs, how long steps must repeat before, and those that live.
+    """Whether there may be graphs, and those that live.
 
-    Most stores have no graph, and a process may have thousands of stores: so the parts are made when asked for.
+    Attributes:
+        wanted: whether there may be graphs.
+        patience: how many equal steps come before a graph is made.
+        alive: graphs, and slots that they own.
     """
-
-    __slots__ = ("__dict__", "wanted")
 
     def __init__(self) -> None:
         self.wanted = not asks_for(VARIABLE, "calls", usual="graph")
-
-    @functools.cached_property
-    def patience(self) -> Patience:
-        """How many equal steps come before a graph is made."""
-        return Patience(MOST_PATIENCE)
-
-    @functools.cached_property
-    def alive(self) -> weakref.WeakSet[TakesMemory]:
-        """Graphs, and slots that they own."""
-        return weakref.WeakSet()
+        self.patience = Patience(MOST_PATIENCE)
+        self.alive: weakref.WeakSet[TakesMemory] = weakref.WeakSet()
 
     def lost(self) -> None:
         """Note that graphs of a plan can serve no longer; each launch of that plan may say so."""
@@ -52,4 +44,4 @@ class Graphs:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that they take."""
-        return sum(each.nbytes for each in vars(self).get("alive", ()))
+        return sum(each.nbytes for each in self.alive)

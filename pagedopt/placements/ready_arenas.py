@@ -1,11 +1,10 @@
-"""The arenas of a store as a step sees them: resident pages, locks, and which arena holds a state tensor."""
+"""The arenas of a store as a step sees them: resident pages, and which arena holds a state tensor."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,17 +19,14 @@ class ReadyArenas(NamedTuple):
     Attributes:
         arenas: all arenas of the store; pages and plans refer to them by their indices in this list.
         residents: how many pages of each are resident.
-        held: a context in which no other optimizer moves pages that it shares with this one.
     """
 
     arenas: list[Arena]
     residents: tuple[int, ...]
-    held: AbstractContextManager[object]
 
 
-NOTHING_HELD: AbstractContextManager[object] = nullcontext()
 #: What a store without arenas returns.
-NO_ARENAS = ReadyArenas([], (), NOTHING_HELD)
+NO_ARENAS = ReadyArenas([], ())
 
 
 def find(arenas: Sequence[Arena], states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
@@ -59,26 +55,3 @@ def _is_whole(nbytes: int, numel: int, size: Width, block: int) -> bool:
     """Return whether so many bytes are a section's part for ``numel`` elements, of which some may share an entry."""
     most = -(-numel // block) * block if size.denominator > 1 else numel
     return math.ceil(numel * size) <= nbytes <= most * size
-
-
-def joined(locks: dict[int, AbstractContextManager[object]]) -> AbstractContextManager[object]:
-    """Return one lock for all.  It takes them in the order of their keys: a common order avoids deadlocks."""
-    if len(locks) == 1:
-        return next(iter(locks.values()))
-    return _Joined([locks[key] for key in sorted(locks)])
-
-
-class _Joined:
-    """Several locks as one, which may be entered again after it was left."""
-
-    def __init__(self, locks: Sequence[AbstractContextManager[object]]) -> None:
-        self._locks, self._stack = locks, ExitStack()
-
-    def __enter__(self) -> None:
-        with ExitStack() as entered:
-            for lock in self._locks:
-                entered.enter_context(lock)
-            self._stack = entered.pop_all()
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.close()

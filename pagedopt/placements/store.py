@@ -24,7 +24,7 @@ from .graphs import Graphs
 from .limits import Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
-from .ready_arenas import NO_ARENAS, NOTHING_HELD, ReadyArenas, find, joined
+from .ready_arenas import NO_ARENAS, ReadyArenas, find
 from .versions import Versions
 from .wanted import Wanted
 
@@ -75,7 +75,7 @@ class Store:
         self.arenas: list[Arena] = []
         self.rings: dict[torch.device, Ring] = {}
         self._apart: dict[torch.device, GraphSlots] | None = None
-        self._signatures: dict[Arena, tuple[object, ...]] = {}  # what its parameters have in common; none if it is full
+        self._signatures: dict[Arena, tuple[object, ...]] = {}  # what the parameters of each have in common
         self._warned = False
         #: Whether no other optimizer may use its rings; set by :meth:`own_rings`.
         self._owns_rings = False
@@ -161,8 +161,7 @@ class Store:
             arena, numbers = new, list(range(len(numels)))
             warn_of_no_page(arena, self.budget)
             self.arenas = [*self.arenas, arena]
-            if not arena.full:
-                self._signatures[arena] = signature
+            self._signatures[arena] = signature
         return arena, {
             i: arena.view(section, number, wanted[i].strided, wanted[i].column.dtype)
             for indices, number in zip(params, numbers, strict=True)
@@ -304,7 +303,7 @@ class Store:
         for device, here in by_device(self.arenas):
             limit = self.limits.of(device, here)
             targets += zip(here, divide([(type(a), a.layout) for a in here], limit), strict=True)
-        return [(a, resident) for a, resident in targets if a.paged and {a.resident, a.wanted} != {resident}]
+        return [(a, resident) for a, resident in targets if a.paged and a.resident != resident]
 
     def is_spilled(self) -> bool:
         """Return whether pages are away for which the budget has room on the device."""
@@ -329,7 +328,7 @@ class Store:
             while resident and (nbytes is None or given < nbytes):
                 resident -= 1
                 given += int(sizes[resident])
-            if {arena.resident, arena.wanted} != {resident}:
+            if arena.resident != resident:
                 arena.move(resident)
         return given
 
@@ -343,13 +342,9 @@ class Store:
         arenas = self.arenas
         if not arenas:
             return NO_ARENAS
-        residents, locks = [], {}
         for arena in arenas:
             arena.prepare()
-            residents.append(arena.resident)
-            if (lock := arena.lock) is not None:
-                locks[id(lock)] = lock
-        return ReadyArenas(arenas, tuple(residents), joined(locks) if locks else NOTHING_HELD)
+        return ReadyArenas(arenas, tuple([arena.resident for arena in arenas]))
 
     def drop(self) -> None:
         """Evict again pages that are away but that other code has touched, e.g. for a checkpoint."""

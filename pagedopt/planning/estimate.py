@@ -28,6 +28,9 @@ from ..tables.storage import Column
 from .model import INHERITED, Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates
 
+#: Bytes of gradients that wait for their update at most, where it is within the backward.
+WAITING = 512 << 20
+
 
 @dataclass(frozen=True)
 class Estimate(Shown):
@@ -84,6 +87,11 @@ class Estimate(Shown):
         return self.param_bytes + self.grad_bytes + self.by_place.get(self.near, 0) + self.ring
 
     @property
+    def backward_bytes(self) -> int:
+        """What ``near_bytes`` is after ``attach(model, overlap="backward")``, which frees gradients as it goes."""
+        return self.near_bytes - max(0, self.grad_bytes - WAITING)
+
+    @property
     def away_bytes(self) -> int:
         """Bytes of state elsewhere than with the parameters."""
         return self.state_bytes - self.by_place.get(self.near, 0)
@@ -91,7 +99,8 @@ class Estimate(Shown):
     def as_dict(self) -> dict[str, Any]:
         """Return the attributes and properties as JSON values."""
         names = ("parameters", "param_bytes", "grad_bytes", "state_bytes", "device", "placement", "budget",
-                 "host_access", "ring", "near_bytes", "away_bytes", "moved", "seconds", "floor")  # fmt: skip
+                 "host_access", "ring", "near_bytes", "backward_bytes", "away_bytes", "moved", "seconds",
+                 "floor")  # fmt: skip
         return {**{name: getattr(self, name) for name in names}, "by_place": dict(self.by_place),
                 "rates": self.rates.as_dict()}  # fmt: skip
 

@@ -230,7 +230,7 @@ class PointerTable:
             if seen.addresses(tensors) is not None:
                 self._seen = seen
                 return
-        self._seen = TensorLayout.of(tensors)
+        self._seen = TensorLayout(tensors)
         self._seen_before = (self._seen, *self._seen_before[:1])
 
     def look(self, tensors: Tensors) -> bool:
@@ -249,21 +249,15 @@ class PointerTable:
         if seen is None or (at := seen.addresses(tensors)) is None:
             return False
         if at != self._addresses.reshape(-1)[seen.here].tobytes() or self._unwritten:
-            self._move(tensors, at, seen)
-        return True
-
-    def _move(self, tensors: Tensors, at: bytes, seen: TensorLayout) -> None:
-        """Take new addresses of lists whose shapes and strides are as remembered."""
-        now, count = self._addresses.copy(), self._addresses.shape[1]
-        now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
-        moved = set()
-        for j in range(len(tensors) // count):
-            if now[j].tobytes() != self._addresses[j].tobytes():
+            now, count = self._addresses.copy(), self._addresses.shape[1]
+            now.reshape(-1)[seen.here] = np.frombuffer(at, np.uint64)
+            moved = [j for j in range(len(tensors) // count) if now[j].tobytes() != self._addresses[j].tobytes()]
+            for j in moved:
                 self._check_memory(j, now[j], tensors[j * count : (j + 1) * count])
-                moved.add(j)
-        if not moved.isdisjoint(self.writes):
-            check_overlap(self._common, self.writes, now.T)
-        self._write(now, moved)
+            if not set(moved).isdisjoint(self.writes):
+                check_overlap(self._common, self.writes, now.T)
+            self._write(now, moved)
+        return True
 
     def addresses_of(self, j: int) -> list[int]:
         """Return where each tensor of list ``j`` lies."""
@@ -328,10 +322,8 @@ class PointerTable:
         before, self._unwritten = self._unwritten, True
         return not before
 
-    def end_writing(self, changed: bool) -> None:
-        """Note that these words are written; ``changed``: some have other values now."""
-        if changed:
-            self.host.rows_changed()
+    def end_writing(self) -> None:
+        """Note that these words are written."""
         self._unwritten = False
 
     @property

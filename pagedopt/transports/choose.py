@@ -10,8 +10,7 @@ from ..system.cuda import driver
 from ..system.log import log
 from ..system.warn import outside
 from .by_value import HybridTransport, StructTransport
-from .pool import PooledTransport
-from .ring import ManagedTransport, MappedTransport, MemcpyTransport, RingTransport
+from .ring import ManagedTransport, MappedTransport, MemcpyTransport
 from .transport import Transport
 
 #: A name in ``TRANSPORTS``, or any subclass of :class:`Transport`.
@@ -68,12 +67,6 @@ def create(transport: TransportOption, device: int) -> Transport:
     """Return a transport for a CUDA device; for a name that does not work there its substitute, with one warning."""
     check_transport(transport)
     return TRANSPORTS[_working(transport, device)](device) if isinstance(transport, str) else transport(device)
-
-
-def pooled(transport: TransportOption, device: int) -> Transport:
-    """Do the same as :func:`create`, for tables that no graph captures: small tables share buffers."""
-    made = create(transport, device)
-    return PooledTransport(made) if isinstance(transport, str) and isinstance(made, RingTransport) else made
 
 
 def shared(transport: TransportOption | Transport, device: int) -> Transport:

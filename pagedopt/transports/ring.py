@@ -42,12 +42,6 @@ class TableBuffer(Lent):
             self._event.wait()
             self.guarded = None
 
-    def is_read(self) -> bool:
-        """Return whether a launch may still read the buffer; does not wait."""
-        if self.guarded is not None and self._event.has_passed():
-            self.guarded = None
-        return self.guarded is not None
-
     def write(self, table: HostTable) -> int:
         """Copy the table's changed words; return how many words, from the first, may have changed."""
         end = self.stale(table)
@@ -98,14 +92,7 @@ class TableBuffer(Lent):
         """Record the event, even after an error: the block may have failed after its launch."""
         if self._lent_to is not None:
             self._event.record(self._lent_to)
-            self.read_on(self._lent_to)
-
-    def read_on(self, stream: int) -> None:
-        """Note that its event was recorded on a stream, behind a launch that reads it."""
-        self.guarded = stream
-
-    def give_back(self) -> None:
-        """Do without it; to be called if nothing was launched."""
+            self.guarded = self._lent_to
 
 
 class RingTransport(Transport):

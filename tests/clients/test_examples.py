@@ -109,6 +109,17 @@ def test_the_example_of_overlap_hides_pages(tmp_path: Path) -> None:
     assert "plain=Counter()" in said
 
 
+def test_the_example_of_seven_billion_learns_its_text_when_it_is_small(tmp_path: Path) -> None:
+    done = run(EXAMPLES / "seven_billion.py", "--small", cwd=tmp_path, PYTHONPATH=str(ROOT))
+    if "there is only 'forward'" in done.stderr:
+        pytest.skip("attach() takes no overlap='backward' yet")
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.7 * losses[0]
+    assert "45.1 MiB on file" in done.stdout
+
+
 @pytest.mark.parametrize(("options", "nearer", "farther"), [("", 1e-6, 0), ("--state-format int8", 0.02, 1e-4)])
 def test_the_example_beside_torch_says_how_far_they_are_apart(
     options: str, nearer: float, farther: float, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

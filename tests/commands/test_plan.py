@@ -124,9 +124,34 @@ def test_a_card_finds_the_largest_budget_that_fits(rated: Program) -> None:
     assert row["near_bytes"] <= 24e9 < row["near_bytes"] + 17 * MIB  # a page
     assert f"→ --card 24GB: device_budget='{row['budget'] // MIB}MiB'" in rated.says(*asked)
     assert "→ --card 100GB: device_budget='all'" in rated.says("--params", "2B", "--card", "100GB")
-    assert "--card 24GB: no budget fits; with 0 it takes 22.4 GiB; try --param-dtype bfloat16" in rated.says(
-        "--params", "3B", "--card", "24GB"
-    )
+
+
+#: Of a thousand million parameters 4 GB in float32, 4 of gradients, 8 of state, 64 MiB of slots; gradients within the
+#: backward 512 MiB; in 16 bits with state in 8 2 GB, 65 MiB and 512 MiB.
+WRITTEN = [
+    ("17GB", "→ no device_budget: 14.9 GiB."),
+    ("9GB", "→ this device_budget, then optimizer.attach(model), which hides the update under the forward: 7.51 GiB."),
+    ("8GB", "→ device_budget=0, then optimizer.attach(model, overlap='backward'); it takes no clipping and one "
+            "backward a step: 4.29 GiB."),
+    ("4GB", "→ device_budget=0, state_format='int8', then optimizer.attach(model, overlap='backward'), with parameters "
+            "in bfloat16: 2.43 GiB."),
+    ("2GB", "Nothing fits: in bfloat16, with state in 8 bits, it takes 2.43 GiB."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("card", "written"), WRITTEN)
+def test_a_card_names_the_first_way_that_fits(card: str, written: str, rated: Program) -> None:
+    said = rated.says("--params", "1B", "--card", card)
+    assert (
+        f"--card {card}: without activations it takes 14.9 GiB with all state on device, 7.51 GiB with device_budget=0"
+        f", and 4.29 GiB if it is also updated within the backward, which frees gradients.\n{written}\n"
+    ) in said
+
+
+def test_gradients_within_the_backward_take_no_more_than_all_of_them() -> None:
+    small, large = (estimate(count, device_budget=0, rates=HAND) for count in ("100M", "1B"))
+    assert small.backward_bytes == small.near_bytes
+    assert large.backward_bytes == large.near_bytes - 4 * 10**9 + (512 << 20)
 
 
 def test_sizes_are_those_that_train_trains(rated: Program) -> None:

@@ -22,11 +22,11 @@ from experiments.ladder import effort, trucks
 from experiments.launch import puzzlers
 from experiments.lifetime import hazards, owners, tables
 from experiments.operators import told
-from experiments.overlap import loader
+from experiments.overlap import loader, seven_billion
 from experiments.paging import graph, hidden, spike, state_file, sweep
 from experiments.step import clip_and_scale
 from experiments.vertical import roofline, spill, traffic
-from experiments.works import mishaps, muladd_used
+from experiments.works import finetunes, mishaps, muladd_used
 from experiments.works.contenders import COPY, FUSED, OURS
 from experiments.works.fusible import RULE, RULES
 
@@ -151,6 +151,8 @@ KNOBS: dict[str, Knob] = {
     "pareto.from_one": longer("extra", least=0),
     "alignment.aligned": more("aligned", 1e-3),
     "effort.shorter": other("lines", 1, case=effort.COMPILED),
+    "seven_billion.taken": longer("taken"),
+    "seven_billion.hooks_ms": longer("hooks"),
     "sweep.of_ceiling": longer(case=sweep.STEP, share=0.0),
     "sweep.worst": longer(case=sweep.STEP, share=0.5),
     "sweep.near": longer(case=sweep.STEP, share=1.0),
@@ -206,6 +208,11 @@ MADE = {
     "loader": Rows({"state": state, "way": way, "stream": stream, "time": series([9.0], "GPU"),
                     "p99": series([9.0], "GPU")}
                    for state, way in loader.PLAN for stream in (loader.OWN, loader.MODELS_STREAM)),
+    "seven_billion": Rows(
+        {**seven_billion.WITHIN, "case": case, "batch": batch, "tokens": 2048, "ended": None, "losses": [9.0],
+         "time": series([3e5], "wall"), "hooks": series([9e3], "host"), "taken": 15 << 30, "allocated": 14 << 30}
+        for case in finetunes.WAYS for batch in (4, 1)
+    ),
     "clip_and_scale": Rows(
         {"key": key, "work": key, "what": what, "case": case, "device": "cuda", "numel": 1, "bytes": 32, "launches": 3,
          "error": None, **clocks(1.0, 1.0)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -219,6 +219,43 @@ def test_parts_are_joined_and_newer_ones_win(capsys: pytest.CaptureFixture[str])
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
+
+
+class slow:
+    """A question that goes on: a row of each number that is asked for and not known."""
+
+    __name__ = "slow"
+    GOES_ON = True
+    asked: ClassVar[list[float]] = []
+
+    @classmethod
+    def measure(cls, run: Run) -> Any:
+        """Says what is in the file meanwhile; a negative number ends it."""
+        yield from run.known
+        for number in cls.asked:
+            if number < 0:
+                raise KeyboardInterrupt
+            if not run.known.where(number=number):
+                yield {
+                    "number": number,
+                    "before": len(read(main.RUNS / NAME)["parts"]["slow"]["rows"]) if number else 0,
+                }
+
+
+def test_a_question_that_goes_on_loses_no_row_and_measures_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = question.Experiment("toy_question", "?", (question.Question(slow),))  # type: ignore[arg-type]
+
+    def found(*numbers: float) -> tuple[list[dict[str, Any]], bool]:
+        slow.asked = list(numbers)
+        run("--merge", experiment=experiment)
+        part = read(main.RUNS / NAME)["parts"]["slow"]
+        return part["rows"], part["complete"]
+
+    rows = [{"number": 0, "before": 0}, {"number": 1, "before": 1}, {"number": 2, "before": 2}]
+    assert found(0, 1, -1, 3) == (rows[:2], False), "what was measured is in the file while others are measured"
+    assert found(1, 2) == (rows, True)
+    monkeypatch.setattr("experiments.harness.run.this_revision", lambda: {**CLEAN, "commit": "def5678"})
+    assert found(0) == (rows[:1], True), "of another commit none stays"
 
 
 def result(**changes: Any) -> dict[str, Any]:

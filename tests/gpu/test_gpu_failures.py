@@ -24,7 +24,6 @@ from pagedopt.kernels.nvrtc import CompileError
 from pagedopt.placements import store
 from pagedopt.system.cuda import driver
 from pagedopt.system.cuda.copies import Copy
-from pagedopt.transports import pool
 from tests.optim.faults import Scene, Stage, expected
 
 pytestmark = [*NEEDED, call_by_call]
@@ -154,7 +153,6 @@ def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pyt
     """That of a first launch is there before anything changes; behind a launch a step may be damaged, and says so."""
     stage, error = set_up(Scene(operation, "resident", "adamw", "cuda")), None
     asked: list[str] = []
-    pool._pool_of.cache_clear()  # tables of tests before this one have left places in which a small one finds room
     with monkeypatch.context() as here:
         for name in ("allocate_managed", "allocate_mapped", "allocate_pinned"):
             here.setattr(driver, name, Scarce(name, at, asked))

@@ -6,13 +6,17 @@ import pytest
 
 from pagedopt.system.look import build
 
+ABSENT = not build.is_wanted() or build.compiled_look(wait=True) is None
+#: For tests of the compiled look alone.
+compiled_alone = pytest.mark.skipif(ABSENT, reason="no compiled look here")
+
 
 @pytest.fixture(params=["compiled", "python"])
 def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The look of optimizers that the test makes."""
     if request.param == "python":
         monkeypatch.setenv(build.VARIABLE, "python")
-    elif build.compiled_look(wait=True) is None:
+    elif ABSENT:
         pytest.skip("no compiled look here")
     found: str = request.param
     return found

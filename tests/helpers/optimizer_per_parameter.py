@@ -7,6 +7,7 @@ import ctypes
 import gc
 import json
 import os
+import resource
 import sys
 import threading
 from pathlib import Path
@@ -73,6 +74,7 @@ def resident_bytes() -> int:
 
 def hold(count: int, large: int, options: dict[str, Any]) -> None:
     """Print what ``count`` optimizers hold after some steps, and what is left of it without them."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     folder = Path(os.environ["PAGEDOPT_STATE_DIR"])
     warm = parameters(3)
     keep = hooked(warm, **options)

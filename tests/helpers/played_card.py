@@ -25,23 +25,23 @@ from played_torch import Torch
 
 from pagedopt.kernels import cuda as kernels
 from pagedopt.optim.overlap import everyone, overlap
-from pagedopt.placements import movers, slabs
+from pagedopt.placements import movers
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import warn
 from pagedopt.system.cuda import driver, nodes, sharing, virtual
 from pagedopt.tables.layout import BLOCK
-from pagedopt.transports import choose, pool
+from pagedopt.transports import choose
 from pagedopt.transports.transport import TABLE_AT
 
 #: What is cached of a device, and must not be another one's.
 _CACHED = (
     (driver, "capabilities"), (driver, "location"), (virtual, "_properties"), (virtual, "_access"),
-    (choose, "_working"), (choose, "_shared"), (pool, "_pool_of"), (kernels, "multi_tensor_kernel"),
+    (choose, "_working"), (choose, "_shared"), (kernels, "multi_tensor_kernel"),
     (kernels, "prologue_kernel"), (kernels, "sums_kernel"), (kernels, "total_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
     (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),
-    (virtual, "device_pages", dict), (virtual, "dead", list), (slabs, "_pool", slabs._Pool), (warn, "_said", set),
+    (virtual, "device_pages", dict), (virtual, "dead", list), (warn, "_said", set),
 )  # fmt: skip
 
 
@@ -59,13 +59,11 @@ class Card:
 
     Args:
         monkeypatch: undoes what is installed.
-        first, early, seed: see :class:`~played_order.Order`.
+        first, early: see :class:`~played_order.Order`.
     """
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False, seed: int | None = 0
-    ) -> None:
-        self.order, self.memory = Order(first, early, seed), Memory()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False) -> None:
+        self.order, self.memory = Order(first, early), Memory()
         self.driver = Driver(self.order, self.memory)
         self.torch = Torch(self.order, self.memory, self.driver)
         self.driver.install(monkeypatch)  # first: what is cached and in tables is then given back to it

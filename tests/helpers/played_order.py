@@ -10,7 +10,6 @@ several that may come next, that of the stream that comes first in ``first``.
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -93,17 +92,15 @@ class Order:
     Args:
         first: streams in the order in which they may go on, the others come behind.
         early: carry out everything at once, not as late as possible.
-        seed: of what is drawn: whether an event that nobody has waited for has passed; None: as it is.
     """
 
-    def __init__(self, first: Sequence[int] = (), early: bool = False, seed: int | None = 0) -> None:
+    def __init__(self, first: Sequence[int] = (), early: bool = False) -> None:
         self.first, self.early = {stream: i for i, stream in enumerate(first)}, early
         self.clocks: dict[int, Clock] = defaultdict(dict)  # of what a stream is given next
         self.queues: dict[int, deque[Operation]] = defaultdict(deque)
         self.done: Clock = defaultdict(int)
         self.captures: dict[int, Graph] = {}
         self.faults: list[str] = []
-        self._draw = None if seed is None else random.Random(seed)
         self._streams, self._runs = 0, False
         self._seen: dict[int, list[Access]] = defaultdict(list)  # by part
         self._freed: deque[tuple[Clock, Range, Callable[[], None]]] = deque()
@@ -153,15 +150,6 @@ class Order:
         clock = self._all() if clock is None else clock
         self.run(clock)
         join(self.clocks[HOST], clock)
-
-    def has_passed(self, event: Event) -> bool:
-        """Tell whether an event has passed: drawn, unless the host knows it."""
-        if is_behind(self.clocks[HOST], event.clock):
-            return True
-        passed = is_behind(self.done, event.clock) if self._draw is None else self._draw.random() < 0.5
-        if passed:
-            self.wait(event.clock)
-        return passed
 
     def host(self, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
         """Note what the host does itself."""

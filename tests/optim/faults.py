@@ -136,7 +136,7 @@ def options(scene: Scene) -> dict[str, Any]:
     budget = {"resident": None, "spilled": 0, "half": half}[scene.placement]
     if budget is None:
         return {}
-    return {"device_budget": budget, "host_access": "staged"}  # also where others of the process share a slab with it
+    return {"device_budget": budget}
 
 
 # --- operations: each prepares a stage and returns what is to be done ------------------------------------------------

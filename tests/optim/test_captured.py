@@ -30,7 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     optimizer.step()
     plan = Plan.of(optimizer, members(optimizer), lambda *_: False)
     launches: list[Any] = plan.prepare()
-    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.objects)
+    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.seen)
 
 
 def replace_state(params: Params, optimizer: Any) -> None:

@@ -195,8 +195,8 @@ def test_what_attach_refuses() -> None:
     loop = Loop()
     loop.start(False)
     (opt,), (model,) = loop.opts, loop.models
-    with pytest.raises(ValueError, match="there is only 'forward'"):
-        opt.attach(model, overlap="backward")
+    with pytest.raises(ValueError, match="there are 'forward' and 'backward'"):
+        opt.attach(model, overlap="sideways")
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
         opt.attach(model.parameters())
     with pytest.raises(ValueError, match="does not take a DataParallel"):

@@ -17,7 +17,7 @@ from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
 from pagedopt.launch.route import Route
 from pagedopt.optim.state.scalar_state import ScalarState
-from pagedopt.optim.step import changes
+from pagedopt.optim.step import seen
 from pagedopt.system import compare_tensors
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
@@ -56,7 +56,6 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         monkeypatch.setattr(compare_tensors, "_pointers_are_there", lambda: False)
         monkeypatch.setattr(compare_tensors, "_compiled_loop", lambda: None)
         monkeypatch.setattr(compare_tensors, "_guards_work", lambda: False)
-        monkeypatch.setattr(compare_tensors, "_of_few", {})
     return str(request.param)
 
 
@@ -159,7 +158,7 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
 
 BEFORE = [
-    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (changes, "identities"),
+    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (seen, "identities"),
     (ScalarState, "read"), (Uninterrupted, "__enter__"), (PointerTable, "look"), (Route, "mover"),
 ]  # fmt: skip
 

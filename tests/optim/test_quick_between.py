@@ -16,6 +16,7 @@ from calls import calls
 from edits import give, groups_of, parameters
 from edits_check import World
 from injector import interrupt_at
+from looks import compiled_alone
 from optim_support import ADAMW
 from quick_twins import bits, is_quick, nothing_is_queued, python_s, same, seen, simple, steps_seen, train, warm
 from torch.nn import Parameter
@@ -26,7 +27,7 @@ from pagedopt.optim.step import quick
 from pagedopt.system.look import build
 
 __all__ = ["nothing_is_queued", "simple"]  # fixtures
-pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = compiled_alone
 
 
 def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:

@@ -12,17 +12,17 @@ from clipped import params_of
 from edits import give, groups_of, parameters
 from edits_check import World, edits_for
 from gpu_support import DEVICES
+from looks import compiled_alone
 from often import MARKS, long_but
 from optim_support import ADAMW
 from quick_twins import go_on, is_quick, nothing_is_queued, pair, python_s, same, train
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.system.look import build
 from tests.optim.specs import BY_STATE as CASES
 
 __all__ = ["nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = compiled_alone
 
 EDITS = [
     pytest.param(name, edit, id=f"{name}: {edit}", marks=MARKS[name == "adamw"])
@@ -174,16 +174,17 @@ def test_it_is_few_calls(device: str) -> None:
     train(optimizer, params, lambda *_: None)
     assert is_quick(optimizer)
     give(params, 20)
-    assert len(calls(optimizer.step)) <= {"cpu": 29, "cuda": 60}[device]
+    assert len(calls(optimizer.step)) <= {"cpu": 30, "cuda": 60}[device]
 
 
+@pytest.mark.parametrize(("make", "norm"), [(PagedAdamW, 0.5), (PagedLion, None)])  # whose numbers stay the same
 @pytest.mark.parametrize("device", DEVICES)
-def test_many_steps_in_flight(device: str) -> None:
+def test_many_steps_in_flight(device: str, make: Any, norm: float | None) -> None:
     """More steps than there are buffers for tables, each with gradients elsewhere, and none is waited for."""
     both = []
     for python in (False, True):
         params = [Parameter(torch.ones(2, 3, device=device)) for _ in range(200)]
-        optimizer = PagedAdamW(params, max_grad_norm=0.5)
+        optimizer, taken = make(params, max_grad_norm=norm), 0
         if python:
             python_s(optimizer)
         alive = []
@@ -191,11 +192,14 @@ def test_many_steps_in_flight(device: str) -> None:
             for i, p in enumerate(params):
                 p.grad = torch.full_like(p, 0.25 + (step * i) % 7)
             alive.append([p.grad for p in params])
+            before = optimizer._quick.step
             optimizer.step()
-        assert python or is_quick(optimizer)
+            taken += before is not None and optimizer._quick.step is before
+        assert python or taken >= 50
         both.append(World(optimizer, params))
     same(*both)
-    assert_same_norm(both[0].optimizer, both[1].optimizer)
+    if norm is not None:
+        assert_same_norm(both[0].optimizer, both[1].optimizer)
 
 
 def test_within_a_backward_it_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from edits import give, groups_of, parameters
 from edits_check import World
-from looks import look
+from looks import compiled_alone, look
 from optim_support import ADAMW
 from quick_twins import Rooted, Warm, is_quick, nothing_is_queued, python_s, same, train, with_hook
 from support import default_dtype
@@ -21,7 +21,7 @@ from pagedopt.rules.sgd import sgd
 from pagedopt.system.look import build
 
 __all__ = ["look", "nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = compiled_alone
 
 
 def test_a_dict_of_formats_that_is_edited() -> None:

@@ -16,18 +16,18 @@ import torch
 from edits import give, groups_of, parameters
 from edits_check import World, edits_for
 from gpu_support import DEVICES
+from looks import compiled_alone
 from often import MARKS, long_but
 from optim_support import ADAMW
 from quick_twins import go_on, is_quick, nothing_is_queued, pair, python_s, same, train
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.system.look import build
 from tests.optim.specs import BY_STATE as CASES
 from tests.outside.nadam import NAdam
 
 __all__ = ["nothing_is_queued"]  # fixtures
-pytestmark = pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
+pytestmark = compiled_alone
 
 
 #: Cases of which all edits are run often.

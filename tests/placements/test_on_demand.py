@@ -17,7 +17,7 @@ from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim.loading import copying
-from pagedopt.placements import choose, slabs
+from pagedopt.placements import choose
 from pagedopt.placements.plain import DeviceArena, HostArena
 from pagedopt.system.cuda import driver, virtual
 
@@ -70,8 +70,6 @@ def card(card: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
     monkeypatch.setattr(Card, "name", "mapped")
     monkeypatch.setattr(Card, "stretch", 2 * played_pages.GRANULE)  # several pages
-    monkeypatch.setitem(slabs.PARTS, Card, slabs.part_of(Card))
-    monkeypatch.setattr(slabs, "_pool", slabs._Pool())
     return card
 
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from played_order import Touched
 from played_runs import Ends, Order, Run, play, some_orders
 
-from pagedopt import DeviceTable, PagedAdamW
-from pagedopt.placements import slabs
+from pagedopt import DeviceTable
 from pagedopt.system import internals
 from pagedopt.transports.ring import RING_SIZE
 
@@ -57,35 +55,5 @@ def test_a_kernel_reads_the_rows_of_its_own_launch(
         del table
         run.wait(None, streams[1])
         return [t.cpu() for t in tensors]
-
-    play(monkeypatch, act, order)
-
-
-@some_orders
-def test_bytes_of_a_slab_are_zeroed_behind_launches_on_who_had_them(
-    monkeypatch: pytest.MonkeyPatch, order: Order
-) -> None:
-    """Small optimizers end in flight, and others, on a stream that does not wait, get their bytes."""
-    monkeypatch.setattr(slabs, "OWN", 0)
-
-    def act(run: Run) -> Ends:
-        other = run.stream()
-
-        def small(count: int) -> list[tuple[torch.nn.Parameter, PagedAdamW]]:
-            made = [(p, run.adamw([p], device_budget=0)) for p in run.params((100,) * count)]
-            for p, optimizer in made:
-                run.gradients([p])
-                optimizer.step()
-            return made
-
-        owners = small(4)  # the first have pages of their own
-        run.wait(other, None)
-        with run.on(other):
-            gone = small(3)
-        ends = [p for p, _ in (*owners, *gone)]
-        del gone
-        later = small(3)
-        run.wait(None, other)
-        return [p.detach().cpu() for p in (*ends, *(p for p, _ in later))]
 
     play(monkeypatch, act, order)

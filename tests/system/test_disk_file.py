@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 from file_support import open_files
-from hypothesis import given
-from hypothesis import strategies as st
 from stand_ins import raising
 
-from pagedopt.system.files import libc
-from pagedopt.system.files.disk_file import _AT_ONCE, FILES, DiskFile
-from pagedopt.system.files.holes import Holes
+from pagedopt.system.files.disk_file import FILES
 from pagedopt.system.files.state_file import StateFile
 
 KIB = 1 << 10
@@ -70,24 +66,16 @@ def test_many_share_few_and_each_has_its_bytes(folder: Path) -> None:
     assert open_files(folder) == 0
 
 
-def test_a_range_is_taken_again_and_zero(folder: Path) -> None:
+def test_what_was_given_back_is_free_on_the_disk_and_no_later_range_has_its_bytes(folder: Path) -> None:
     files = made(folder, 2 * FILES, 7)
-    views = [memoryview(file.memory) for file in files[:3]]  # whose ranges are in use though nobody has the object
+    views = [memoryview(file.memory) for file in files[:4:2]]  # whose ranges are in use though nobody has the object
     del files[::2]
     gc.collect()
-    files += [StateFile(folder, SIZE // 2) for _ in range(FILES)]
+    assert blocks(folder) <= 1.1 * SIZE * (FILES + len(views))
+    later = made(folder, FILES)
     assert open_files(folder) == FILES
-    assert not any(any(bytes(file.memory)) for file in files[FILES:])
-    assert all(set(bytes(view)) == {7} for view in views)
-    assert sum(file._disk._end for file in files) <= len(files) * 2 * SIZE  # type: ignore[union-attr]
-
-
-def test_where_there_are_no_holes_no_range_is_taken_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libc, "punch_hole", raising(OSError(errno.EOPNOTSUPP, "no holes here")))
-    files = made(folder, 2 * FILES, 7)
-    del files[FILES:]
-    gc.collect()
-    assert not any(any(bytes(file.memory)) for file in made(folder, FILES))
+    assert not any(any(bytes(file.memory)) for file in later)
+    assert all(set(bytes(each)) == {7} for each in (*views, *(file.memory for file in files)))
 
 
 def test_a_file_that_may_not_grow_leaves_all_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,38 +106,3 @@ def test_a_child_gives_back_nothing_of_its_parents(folder: Path) -> None:
     for file in files:
         file.drop([(0, SIZE)])
     assert all(set(bytes(file.memory)) == {5} for file in files)
-
-
-def test_a_range_takes_what_is_written_in_it_and_not_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = DiskFile(folder)
-    full, sparse, other = (file.take(nbytes) for nbytes in (SIZE, 4 * SIZE, SIZE))
-    os.pwrite(file.number, bytes(SIZE + libc.PAGE), full)  # as one extent
-    for at in range(sparse + 2 * libc.PAGE, other, 2 * libc.PAGE):  # and more of them than are asked for at a time
-        os.pwrite(file.number, bytes(libc.PAGE), at)
-    os.fsync(file.number)
-    try:
-        found = [file.bytes_on_disk(full, SIZE), file.bytes_on_disk(sparse, 4 * SIZE), file.bytes_on_disk(other, SIZE)]
-        assert len(list(file._extents(sparse, 4 * SIZE))) > _AT_ONCE
-    except OSError:
-        pytest.skip("this file system does not say where it has what")
-    assert found == [SIZE, 2 * SIZE, 0]
-    file.give_back(other)
-    monkeypatch.setattr("fcntl.ioctl", raising(OSError(errno.EOPNOTSUPP, "nothing is said of extents")))
-    assert file.bytes_on_disk(full, SIZE) == pytest.approx(3 / 5 * SIZE, rel=0.03), "its share"
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_what_is_taken_is_nobody_elses(calls: list[tuple[bool, int]]) -> None:
-    holes, taken = Holes(), dict[int, int]()
-    holes.add(0, 40)
-    for take, number in calls:
-        if not take and taken:
-            begin = sorted(taken)[number % len(taken)]
-            holes.add(begin, taken.pop(begin))
-        elif take and (found := holes.take(number)) is not None:
-            assert 0 <= found <= 40 - number
-            assert all(found + number <= b or b + n <= found for b, n in taken.items())
-            taken[found] = number
-    for begin, nbytes in taken.items():
-        holes.add(begin, nbytes)
-    assert holes.take(40) == 0, "what touches is joined"

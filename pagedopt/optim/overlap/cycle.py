@@ -14,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...launch.sweep import LaunchesOfSpans
 from ...paging.arrivals import Arrivals, Visit
 from ...paging.pages import Indices
 from ...paging.visits import Launch, Mover, Span, passes
-from ...placements.own_mover import KnownCopies, OwnMover
+from ...placements.movers import Ring
+from ...placements.own_mover import KnownCalls, OwnMover
 from ...tables.columns import has_memory
 from ...tables.layout import HostTable
 from ..step.bucket import Bucket
@@ -51,7 +53,10 @@ class CyclePlan:
         self.rows: dict[int, _Rows] = {}
         self.dtypes: dict[int, torch.dtype] = {}
         self.at_hand: dict[int, list[Span]] = {}
-        self.copies: KnownCopies = {}
+        #: Calls of visits through the ring that was the optimizer's last, and of launches.
+        self._ring: Ring | None = None
+        self._calls: KnownCalls = {}
+        self.launch_calls: LaunchesOfSpans = {}
         found: list[tuple[int, Visit]] = []
         for bucket, update in zip(self.buckets, step.updates, strict=True):
             found += self._take(bucket, update, coming)
@@ -102,6 +107,12 @@ class CyclePlan:
         base = self.bases[number]
         return number, (span[0] - base, span[1] - base)
 
+    def calls_through(self, ring: Ring) -> KnownCalls:
+        """Return the calls of visits, which are kept while the ring stays."""
+        if self._ring is not ring:
+            self._ring, self._calls = ring, {}
+        return self._calls
+
     def fits(self, step: PreparedStep) -> bool:
         """Return whether a step has the tables that this was made for."""
         now = [update.sweep.table.host for update in step.updates]
@@ -125,7 +136,7 @@ class Cycle:
             update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
         stream = 0 if side is None else side.handle
         self._launches = [
-            update.sweep.launch_of_spans(update.sweep.ready(launches), stream)
+            update.sweep.launch_of_spans(update.sweep.ready(launches), stream, plan.launch_calls)
             for update, launches in zip(step.updates, plan.launches, strict=True)
         ]
         self._arrivals = Arrivals(plan.at_hand, plan.visits)
@@ -143,7 +154,8 @@ class Cycle:
         store = self.step.optimizer.store
         if self._side is None:
             return arenas[move.arena].mover(arenas, store.ring)
-        return OwnMover(store.ring(arenas[move.arena].device), arenas, self._side.handle, self.plan.copies)
+        ring = store.ring(arenas[move.arena].device)
+        return OwnMover(ring, arenas, self._side.handle, self.plan.calls_through(ring))
 
     def _launch(self, span: Span | None) -> None:
         assert span is not None, "gradients come one by one"

@@ -331,7 +331,7 @@ class Overlap:
 
     # --- steps
 
-    def take(self, step: PreparedStep) -> Launches | None:
+    def take(self, step: PreparedStep) -> Launches:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
         why = self._why_at_once(step)
         if not why:

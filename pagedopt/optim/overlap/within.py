@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ...common.patience import Patience
-from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import is_sharded
@@ -181,13 +180,10 @@ class Within:
     def _prepare(self, optimizer: RuleOptimizer) -> PreparedStep:
         """Prepare a step before its gradients are there."""
         store, known = optimizer.store, self._launches
-        ready = store.make_ready()
-        coming = self._gradients_to_come(optimizer)
-        if ready.held is not NOTHING_HELD:  # others may move pages of a slab between two hooks: nothing is expected
-            coming = Coming(frozenset(), coming.turns)
+        ready, coming = store.make_ready(), self._gradients_to_come(optimizer)
         made_for = ready.residents, coming.expected, store.rings.get(self._device)  # rows point into its slots
         if known is not None and made_for == self._made_for:
-            found = known.objects.compare(optimizer)
+            found = known.seen.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed
                 if found is not None:
                     return prepare_again(optimizer, known, found, ready)

@@ -16,13 +16,13 @@ from ...tables.checks import LayoutError
 from ...tables.columns import Tensors
 from ...tables.shards import local
 from ...transports.by_value import StructTransport
-from ...transports.choose import TransportOption, pooled
+from ...transports.choose import TransportOption, create
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts, number_names
 from .device_numbers import DeviceNumbers
 from .host_numbers import HostNumbers
 from .kernel_views import KernelViews
-from .members import Grads, Member, interned
+from .members import Grads, Member
 from .update import Update
 
 _T = TypeVar("_T")
@@ -66,8 +66,8 @@ class Bucket:
     ) -> None:
         self.rule, self.count = members[0].rule, len(members)
         self._comes, self._turn = turns is not None, members[0].turn
-        self.positions = tuple([m.index for m in members]) if len(members) > 1 else interned((members[0].index,))
-        self.keys, self.names = interned(tuple(members[0].columns)), number_names(optimizer, self.rule)
+        self.positions = tuple([m.index for m in members])
+        self.keys, self.names = tuple(members[0].columns), number_names(optimizer, self.rule)
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
         order, last = (optimizer.first_use, False) if turns is None else (turns, True)
@@ -84,7 +84,7 @@ class Bucket:
             rows, geometry = (pages.rows, pages.geometry) if pages else (None, None)
             sweep = Sweep(
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
-                transport=pooled(transport, device.index) if device.type == "cuda" else transport,
+                transport=create(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
                 factor=factor,
             )  # fmt: skip

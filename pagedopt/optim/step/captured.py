@@ -17,12 +17,12 @@ from ...tables.shards import is_sharded
 from ..state.rule_optimizer import RuleOptimizer, occurrences
 from ..state.scalar_state import number_names
 from .bucket import Bucket
-from .changes import KnownObjects
 from .device_numbers import DeviceNumbers
 from .factor import StepFactor, factor_of
 from .launches import put_state
 from .members import Member, Members, members
 from .plan import Plan
+from .seen import Seen
 from .update import Update
 
 #: Transports whose tables are kernel arguments.
@@ -34,13 +34,13 @@ class CapturedStep:
 
     Args:
         launches: each bucket with its members and its update.
-        objects: those that it was captured for.
+        seen: those that it was captured for.
         slots: what its pages pass through.
         factor: by what it multiplies gradients; None: it takes them as they are.
     """
 
     __slots__ = (
-        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_objects", "_read",
+        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_read", "_seen",
         "_slots", "_transport",
     )  # fmt: skip
 
@@ -48,11 +48,11 @@ class CapturedStep:
         self,
         optimizer: RuleOptimizer,
         launches: Sequence[tuple[Bucket, list[Member], Update]],
-        objects: KnownObjects,
+        seen: Seen,
         slots: object = None,
         factor: StepFactor | None = None,
     ) -> None:
-        self._objects, self._slots, self._factor = objects, slots, factor
+        self._seen, self._slots, self._factor = seen, slots, factor
         self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
         self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
@@ -66,8 +66,8 @@ class CapturedStep:
         """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
         if (self._factor is None) is optimizer.multiplies_gradients:
             return ["gradients are clipped or scaled now, and were not, or the other way around"]
-        found, as_captured = [], self._objects.compare(optimizer) is not None
-        if not as_captured and (_groups(optimizer) != self._groups or not self._objects.same_rules(optimizer)):
+        found, as_captured = [], self._seen.compare(optimizer) is not None
+        if not as_captured and (_groups(optimizer) != self._groups or not self._seen.same_rules(optimizer)):
             return ["groups, their parameters, their rules or formats are others"]
         for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
             for m in () if as_captured else of:
@@ -176,9 +176,9 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
         for bucket, _ in plan.launches:
             _check_bucket(bucket, plan.ready.arenas)
         launches = plan.prepare()
-        captured = CapturedStep(optimizer, launches, plan.objects, slots, factor)
+        captured = CapturedStep(optimizer, launches, plan.seen, slots, factor)
         computed = None if factor is None else factor.prepare(optimizer)
-        with Uninterrupted(gives_way=True), plan.ready.held:
+        with Uninterrupted(gives_way=True):
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
             if computed is not None:
                 computed.launch(optimizer, (), ())

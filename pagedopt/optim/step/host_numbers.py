@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,12 +12,10 @@ from ..state.group_options import seed_word
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
 from .hyperparameters import KnownScalars, Pattern, Uniforms, find_pattern, uniforms_of
-from .members import Member, interned
+from .members import Member
 
 #: One name of numbers (as "step") over a bucket: (what reads and writes them, their tensors, their new values).
 Count = tuple[ScalarState, NumberTensors, Values | float]
-#: Cached: there may be thousands of buckets with the same slices.
-_slice = functools.lru_cache(maxsize=256)(slice)
 
 
 class Numbers(NamedTuple):
@@ -143,7 +140,7 @@ class HostNumbers:
 
 def groups_of(members: Sequence[Member]) -> tuple[int, ...]:
     """Return the index of each member's group."""
-    return tuple([m.group for m in members]) if len(members) > 1 else interned((members[0].group,))
+    return tuple([m.group for m in members])
 
 
 def number_states(
@@ -154,7 +151,7 @@ def number_states(
     found = []
     for i, name in enumerate(number_names(optimizer, rule)):
         kind = StepCounts if name == "step" and optimizer.has_step else ScalarState
-        found.append((name, kind([m.entry[name] for m in members], shared), _slice(i * count, (i + 1) * count)))
+        found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
     if not optimizer.has_step and "step" in rule.scalars:
         # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
         found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))

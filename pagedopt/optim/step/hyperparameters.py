@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,8 +88,6 @@ class Pattern(NamedTuple):
 
 def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str, Values | float]) -> Pattern:
     """Put rows of one group with equal ``own`` hyperparameters (see :func:`uniforms_of`) into one set."""
-    if len(groups) == 1 and not absent:
-        return _alone(groups[0])
     of_rows = keys = np.array(groups, np.int64)
     for values in (values for values in own.values() if not isinstance(values, float)):
         distinct, rank = np.unique(values.view(np.int64), return_inverse=True)  # as bits: NaN equals NaN
@@ -100,27 +97,10 @@ def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str,
     rows = present[first]  # sorted by group, which is the leading part of a key
     ends = np.flatnonzero(np.diff(of_rows[rows])) + 1
     parts = [(int(of_rows[p[0]]), int(p[0]) if len(p) == 1 else p) for p in np.split(rows, ends)]
-    if len(rows) == 1 and not absent:
-        sets = leaders = _zeros(len(keys))
-    else:
-        sets, leaders = np.zeros(len(keys), np.int64), np.arange(len(keys))
-        sets[present] = inverse
-        leaders[present] = rows[inverse]
+    sets, leaders = np.zeros(len(keys), np.int64), np.arange(len(keys))
+    sets[present] = inverse
+    leaders[present] = rows[inverse]
     return Pattern(list(absent), tuple(parts), sets, leaders, len(rows))
-
-
-@functools.lru_cache(maxsize=16)
-def _alone(group: int) -> Pattern:
-    """Return the pattern of one row; cached, as thousands of optimizers may have one row each."""
-    return Pattern([], ((group, 0),), _zeros(1), _zeros(1), 1)
-
-
-@functools.lru_cache(maxsize=16)
-def _zeros(count: int) -> npt.NDArray[np.int64]:
-    """Return read-only zeros, which all patterns of as many rows share."""
-    found = np.zeros(count, np.int64)
-    found.flags.writeable = False
-    return found
 
 
 __all__ = ["Pattern", "Uniforms", "find_pattern", "number_of", "scalars_of", "uniforms_of"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import NamedTuple
 
 from ...placements.ready_arenas import ReadyArenas
@@ -12,29 +11,27 @@ from ..state.damage import whole
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
-from .changes import Found, KnownObjects, Picks
 from .device_numbers import DeviceNumbers
 from .factor import FactorUpdate, StepFactor, factor_of
 from .members import Grads, Member, members, reduced, sharded
 from .plan import NO_SHARDS, OnDevice, Plan
+from .seen import Found, Picks, Seen
 from .update import Update
-
-_resident = attrgetter("resident")
 
 
 class Launches(NamedTuple):
     """The record of the last step: its pointer tables, and what the next step compares to know if they still fit.
 
     Attributes:
-        objects: those that the tables are made for.
-        picks: see :meth:`KnownObjects.picks_for`.
+        seen: those that the tables are made for.
+        picks: see :meth:`Seen.picks_for`.
         buckets: the launches, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
         factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
-    objects: KnownObjects
+    seen: Seen
     picks: tuple[Picks, ...]
     buckets: tuple[Bucket, ...]
     residents: tuple[int, ...]
@@ -43,7 +40,7 @@ class Launches(NamedTuple):
 
     def still_hold(self, optimizer: RuleOptimizer) -> bool:
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
-        if (found := self.objects.compare(optimizer)) is None:
+        if (found := self.seen.compare(optimizer)) is None:
             return False
         for bucket, (rows, _, _) in zip(self.buckets, self.picks, strict=True):
             table = bucket.sweep.table
@@ -74,14 +71,14 @@ class PreparedStep(NamedTuple):
     fresh: tuple[Member, ...] = ()
     factor: FactorUpdate | None = None
 
-    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches | None:
+    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Args:
             launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
 
         Returns:
-            :attr:`launches`; None if nothing was done, because another optimizer has since moved pages that both share.
+            :attr:`launches`.
 
         Raises:
             RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
@@ -91,26 +88,22 @@ class PreparedStep(NamedTuple):
             if update.sweep.table.host.stamp != update.stamp:
                 raise RuntimeError("another step was prepared since; prepare this one again")
             update.sweep.begun = False
-        arenas, residents, held = self.ready
-        with Uninterrupted(gives_way=True), held:
-            if arenas and (*map(_resident, arenas),) != residents:
-                return None
-            with whole(self.optimizer, "a step", self._begun):
-                try:
-                    updates = self.updates
-                    if self.factor is not None:  # first: a step under the forward forks from the current stream then
-                        updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
-                    if launch is not None and updates:
-                        launch(self if updates is self.updates else self._replace(updates=updates))
-                    else:
-                        for update in updates:
-                            update.launch(arenas)
-                    if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
-                        put_state(self.optimizer, self.fresh)
-                except BaseException:
-                    if self._begun():  # it may hold new values: the next step must not take it for state of zeros
-                        put_state(self.optimizer, self.fresh)
-                    raise
+        with Uninterrupted(gives_way=True), whole(self.optimizer, "a step", self._begun):
+            try:
+                updates = self.updates
+                if self.factor is not None:  # first: a step under the forward forks from the current stream then
+                    updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
+                if launch is not None and updates:
+                    launch(self if updates is self.updates else self._replace(updates=updates))
+                else:
+                    for update in updates:
+                        update.launch(self.ready.arenas)
+                if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
+                    put_state(self.optimizer, self.fresh)
+            except BaseException:
+                if self._begun():  # it may hold new values: the next step must not take it for state of zeros
+                    put_state(self.optimizer, self.fresh)
+                raise
         return self.launches
 
     def _begun(self) -> bool:
@@ -121,7 +114,7 @@ class PreparedStep(NamedTuple):
 def prepare_again(
     optimizer: RuleOptimizer, known: Launches, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
 ) -> PreparedStep:
-    """Prepare a step for the same objects as the last one, which :meth:`KnownObjects.compare` has ``found``.
+    """Prepare a step for the same objects as the last one, which :meth:`Seen.compare` has ``found``.
 
     Raises:
         ValueError, TypeError: a tensor has changed: only :func:`prepare_anew` can tell whether it can be used.
@@ -167,7 +160,7 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None 
     updates = tuple([update for _, _, update in plan.prepare(shards)])
     buckets = tuple([bucket for bucket, _ in plan.launches])
     launches = Launches(
-        plan.objects, plan.objects.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
+        plan.seen, plan.seen.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
         plan.factor,
     )  # fmt: skip
     factor = None if plan.factor is None else plan.factor.prepare(optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -165,7 +164,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
         found.append(member)
     params = tuple([p for _, _, p in occurrences(optimizer)])
     lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
-    return Members(found, waiting, params, interned(lengths), interned(rules))
+    return Members(found, waiting, params, lengths, rules)
 
 
 class _ColumnsOf:
@@ -185,12 +184,6 @@ class _ColumnsOf:
             columns = state_columns(self._optimizer, rule.inputs[2:], p, said)
             found = self._found[key] = columns, any(of.form.block > 1 for of in columns.values())
         return found
-
-
-@functools.lru_cache(maxsize=512)
-def interned(items: Any) -> Any:
-    """Return the first tuple that was equal to ``items``: thousands of optimizers share it instead of a copy each."""
-    return items
 
 
 def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:

@@ -13,10 +13,10 @@ from ...tables.columns import is_dense
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead, number_names
 from .bucket import Bucket
-from .changes import KnownObjects
 from .factor import StepFactor
 from .members import Grads, Member, Members
 from .new_state import create
+from .seen import Seen
 from .update import Update
 
 #: Whether a member's numbers stay on the device, given addresses of numbers that several parameters share.
@@ -32,7 +32,7 @@ class Plan(NamedTuple):
         optimizer: whose members they are.
         fresh: members whose new state is still to be put into ``optimizer.state``.
         ready: the arenas of state.
-        objects: what later steps compare state and groups with.
+        seen: what later steps compare state and groups with.
         launches: each bucket with its members, in the order of the launches.
         factor: by what they multiply gradients; None: they take them as they are.
     """
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
     optimizer: RuleOptimizer
     fresh: tuple[Member, ...]
     ready: ReadyArenas
-    objects: KnownObjects
+    seen: Seen
     launches: list[tuple[Bucket, list[Member]]]
     factor: StepFactor | None
 
@@ -72,12 +72,12 @@ class Plan(NamedTuple):
         fresh = tuple([m for m in found if m.is_new or m.missing or m.moved])
         create(optimizer, found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
-        objects = KnownObjects(optimizer, members)
+        seen = Seen(optimizer, members)
         ready = optimizer.store.make_ready()
         launches = _partition(optimizer, found, shards, on_device, factor, turns)
         if factor is not None:
             factor.bind(launches)
-        return cls(optimizer, fresh, ready, objects, launches, factor)
+        return cls(optimizer, fresh, ready, seen, launches, factor)
 
     def prepare(self, shards: Grads = NO_SHARDS) -> list[tuple[Bucket, list[Member], Update]]:
         """Return each launch of a step that has a gradient, with its members, as a value; nothing changes."""

@@ -37,8 +37,6 @@ def why_not(step: PreparedStep) -> str:
         return "parameters or gradients are tensors of torch.inference_mode, which count no writes"
     if len({update.sweep.device for update in updates}) > 1:
         return "parameters are on several devices"
-    if any(arena.lock is not None for arena in step.ready.arenas):
-        return "state is so small that it shares pages with that of other optimizers"
     return ""
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -16,19 +15,18 @@ from torch.optim import optimizer as torch_hooks
 
 from ...common.patience import Patience
 from ...kernels import team
-from ...placements.ready_arenas import NOTHING_HELD
 from ...system import internals
 from ...system.cuda import virtual
 from ...system.cuda.driver import CudaError, check_code
 from ...system.interrupts import Uninterrupted
-from ...system.look.build import ANEW, DONE, LONG, REFUSED, compiled_look, is_wanted, pending
+from ...system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
 from ..state.rule_optimizer import RuleOptimizer
 from ..state.scalar_state import Ahead
 from .bucket import Bucket
 from .factor import SCALING, Scaling
 from .host_numbers import HostNumbers
 from .launches import Launches
-from .quick_launch import QuickClip, QuickLaunch
+from .quick_launch import QuickClip, QuickLaunch, TableLaunch
 
 #: What groups, rules and numbers raise.
 _OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
@@ -44,64 +42,50 @@ MAX_PATIENCE = 1 << 16
 RETRY = 256
 
 
+class _LongWay(Exception):
+    """Steps need more than a look can do."""
+
+
 class QuickStep:
     """A step of the same launches over the same objects.
 
     Args:
         optimizer: which has just taken the step.
         known: the record of that step.
-        launches: those of its buckets that have a gradient.
-        clip: what gradients are clipped by; None: they are not.
-        look: what compares, launches and counts.
+        extension: the compiled look.
+
+    Raises:
+        _LongWay: steps need more than a look can do.
+        TypeError: groups have a value, or a tensor is of a class, that may change while it is the same object.
     """
 
-    __slots__ = (
-        "_asks", "_clip", "_factor", "_forks", "_index", "_known", "_launches", "_look", "_on_cpu", "_settings",
-        "_threads",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        optimizer: RuleOptimizer,
-        known: Launches,
-        launches: Sequence[QuickLaunch],
-        clip: QuickClip | None,
-        look: Any,
-    ) -> None:
-        self._known, self._launches, self._clip, self._look = known, launches, clip, look
-        #: By which gradients are multiplied.
-        self._factor = launches[0].bucket.sweep.factor
-        device = launches[0].bucket.sweep.device
+    def __init__(self, optimizer: RuleOptimizer, known: Launches, extension: Any) -> None:
+        groups, store = optimizer.param_groups, optimizer.store
+        buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
+        devices = {bucket.sweep.device for bucket in buckets}
+        if len(devices) != 1 or not all(map(_serves, buckets)) or any(group.get("capturable") for group in groups):
+            raise _LongWay
+        (device,), elements = devices, sum(sum(bucket.sweep.table.numels) for bucket in buckets)
         self._on_cpu, self._index, self._threads = device.type == "cpu", device.index, torch.get_num_threads()
-        self._forks, self._settings = _forks, _settings(optimizer)
+        can = elements <= MAX_ELEMENTS if self._on_cpu else extension.finds_driver()
+        if not can or known.sharded or store.limits.budget.auto:
+            raise _LongWay
+        self._known, self._forked, self._settings = known, team.forked, _settings(optimizer)
         rule_of, format_of, *_ = self._settings
         depends = not getattr(rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
         self._asks = depends or mapping or format_of is not RuleOptimizer.state_format_of
-
-    @classmethod
-    def of(cls, optimizer: RuleOptimizer, known: Launches, extension: Any) -> QuickStep | None:
-        """Return the quick step of launches that were just taken; None: they need more than a look can do."""
-        groups, store = optimizer.param_groups, optimizer.store
-        buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
-        if not buckets or not all(map(_serves, buckets)) or known.sharded or store.limits.budget.auto:
-            return None
-        if any(group.get("capturable") for group in groups) or len({bucket.sweep.device for bucket in buckets}) > 1:
-            return None
-        on_cpu = buckets[0].sweep.device.type == "cpu"
-        if not on_cpu and not extension.finds_driver():
-            return None
-        if on_cpu and sum(sum(bucket.sweep.table.numels) for bucket in buckets) > MAX_ELEMENTS:
-            return None
-        clip, squares = None, {}
-        if (factor := known.factor) is not None and optimizer.max_grad_norm is not None:
-            if (gradients := factor.alone) is None:
-                return None
-            clip, squares = QuickClip(gradients, factor.factors[gradients.device]), gradients.cells()
+        #: By which gradients are multiplied.
+        self._factor = buckets[0].sweep.factor
+        self._clip, squares = None, {}
+        if known.factor is not None and optimizer.max_grad_norm is not None:
+            if (gradients := known.factor.alone) is None:
+                raise _LongWay
+            self._clip, squares = QuickClip(gradients, known.factor.factors[device]), gradients.cells()
         first = dict(zip(known.buckets, accumulate((b.count for b in known.buckets), initial=0), strict=False))
         rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
         counted: list[tuple[int, list[int]]] = []
-        launches: list[QuickLaunch] = []
+        self._launches: list[QuickLaunch] = []
         for i, bucket in enumerate(buckets):
             table = bucket.sweep.table
             here = np.delete(np.arange(bucket.count), table.absent)
@@ -109,24 +93,24 @@ class QuickStep:
             at = table.addresses_of(0)
             for row, cell, copy in zip(here.tolist(), cells, stored, strict=True):
                 rows[bucket.positions[row]] = i, at[row], cell, copy, *squares.get(first[bucket] + row, (-1, 0))
-            launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
-            for state in launches[-1].states:
+            self._launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
+            for state in self._launches[-1].states:
                 if (found := state.addresses()) is None:
-                    return None
+                    raise _LongWay
                 counted.append((found[1], found[0][here].tolist()))
-        parallel, count = team.openmp(), 0 if clip is None else clip.count
-        try:
-            look = extension.Look(
-                groups, rows, len(launches), count, optimizer.state, known.objects.names_by_key, counted,
-                store.versions.counters * len(launches), _FIXED,
-                0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
-            )  # fmt: skip
-        except TypeError:  # a value, or a class of tensors, that may change while it is the same object
-            return None
-        bound = all(each.bind(look.launch(i)) for i, each in enumerate(launches, count))
-        if not bound or (clip is not None and not clip.bind(look)) or not known.still_hold(optimizer):
-            return None
-        return cls(optimizer, known, launches, clip, look)
+        parallel, count = team.openmp(), 0 if self._clip is None else self._clip.count
+        self._look = extension.Look(
+            groups, rows, len(self._launches), count, optimizer.state, known.seen.names_by_key, counted,
+            store.versions.counters * len(self._launches), _FIXED,
+            0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
+        )  # fmt: skip
+        bound = [each.bind(self._look.launch(i)) for i, each in enumerate(self._launches, count)]
+        self._tables: list[TableLaunch] = [*self._launches]
+        if self._clip is not None:
+            bound.append(self._clip.bind(self._look))
+            self._tables[:0] = self._clip.launches
+        if not all(bound) or not known.still_hold(optimizer):
+            raise _LongWay
 
     def prepare(self, optimizer: RuleOptimizer) -> int:
         """Prepare numbers for the step, from today's groups.
@@ -137,12 +121,12 @@ class QuickStep:
         Raises:
             Exception: what groups, rules and numbers raise.
         """
-        if not self._still_hold(optimizer):
+        if not self._still_holds(optimizer):
             return ANEW
         if not self._may_run(optimizer):
             return LONG
         changed = self._look.take(optimizer.param_groups)
-        if changed is None or ((changed or self._asks) and not self._known.objects.same_rules(optimizer)):
+        if changed is None or ((changed or self._asks) and not self._known.seen.same_rules(optimizer)):
             return ANEW
         ahead: Ahead = {}
         for each in self._launches:
@@ -167,33 +151,25 @@ class QuickStep:
         """
         if self._on_cpu:
             return self._run(optimizer)
-        stream, found, clip = internals.current_stream(self._index), LONG, self._clip
-        try:
-            if clip is not None:
-                clip.borrow(stream)
-            for each in self._launches:
-                each.borrow(stream)
-            found = self._run(optimizer)
-        finally:
-            for each in (*self._launches, *(() if clip is None else clip.launches)):
-                each.give_back(stream, found == DONE)
-        return found
+        stream = internals.current_stream(self._index)
+        self._look.launch_on(stream)
+        found = self._run_on(stream, optimizer)
+        # Tables have buffers that no launch reads then.
+        return self._run_on(stream, optimizer) if found == IN_USE else found
 
     def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
         """Whether the same state has another layout over the same memory."""
         found: bool = self._look.other_layout(optimizer.state)
         return found
 
-    def _still_hold(self, optimizer: RuleOptimizer) -> bool:
+    def _still_holds(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
-        if optimizer._launches is not self._known or not self._known.objects.lives or self._forks != _forks:
+        if optimizer._launches is not self._known or self._known.seen.dead or self._forked is not team.forked:
             return False
         clip = self._clip
         if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
             return False
-        if clip is not None and not clip.holds:
-            return False
-        if _settings(optimizer) != self._settings:
+        if (clip is not None and not clip.holds) or _settings(optimizer) != self._settings:
             return False
         return not self._on_cpu or torch.get_num_threads() == self._threads
 
@@ -207,26 +183,30 @@ class QuickStep:
             return False
         if internals.has_function_modes() and not internals.only_default_devices():
             return False
-        if (store := optimizer.store).arenas:
-            ready = store.make_ready()
-            if ready.residents != self._known.residents or ready.held is not NOTHING_HELD:
-                return False
+        if (store := optimizer.store).arenas and store.make_ready().residents != self._known.residents:
+            return False
         if self._on_cpu:
             return True
         return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
+
+    def _run_on(self, stream: int, optimizer: RuleOptimizer) -> int:
+        found = LONG
+        try:
+            for each in self._tables:
+                each.borrow(stream)
+            found = self._run(optimizer)
+        finally:
+            for each in self._tables:
+                each.give_back(found == DONE)
+        return found
 
     def _run(self, optimizer: RuleOptimizer) -> int:
         for each in self._launches:
             if not each.bucket.sweep.table.begin_writing():
                 return ANEW  # an interrupt came behind a look: the long way writes the table again
         found: int = self._look.step(optimizer.param_groups, optimizer.state)
-        for each in self._launches:
-            each.looked(found == DONE)
-        if self._clip is not None:
-            self._clip.looked()
-            if found == DONE:
-                assert self._known.factor is not None, "it clips"
-                optimizer.clipped_by = self._known.factor.factors
+        for table in self._tables:
+            table.looked(found)
         try:
             if found >= 2 * REFUSED:
                 check_code("cuLaunchKernel", found - 2 * REFUSED)
@@ -236,6 +216,8 @@ class QuickStep:
         except (CudaError, MemoryError) as error:
             optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
             raise
+        if found == DONE and self._clip is not None:
+            optimizer.clipped_by = self._known.factor.factors  # type: ignore[union-attr]
         return found
 
 
@@ -303,9 +285,9 @@ class QuickSteps:
             self.patience.served += found == DONE
         return found == DONE
 
-    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches | None) -> None:
+    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches) -> None:
         """Note a step that was taken the long way; ``before``: the record of the step before."""
-        if now is None or now is not before:
+        if now is not before:
             self.step, self._equal = None, 0
         elif self.step is None and self._wanted:
             self._equal += 1
@@ -314,7 +296,7 @@ class QuickSteps:
                 # The step is done: an error must not come for want of the next one.  A signal is not lost.
                 with Uninterrupted(), contextlib.suppress(Exception):
                     if (extension := compiled_look()) is not None:
-                        self.step = QuickStep.of(optimizer, now, extension)
+                        self.step = QuickStep(optimizer, now, extension)
                 if self.step is None and not pending():
                     self._equal = -RETRY
 
@@ -330,16 +312,3 @@ def quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
         return None
 
     return quick_or_hooked
-
-
-_forks = 0
-
-
-def _after_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-__all__ = ["MAX_ELEMENTS", "QuickStep", "QuickSteps", "quick_first"]

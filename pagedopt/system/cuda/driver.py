@@ -320,18 +320,6 @@ class Event:
         """Make work that is queued on ``stream`` from now on wait for the recorded work."""
         check("cuStreamWaitEvent", bindings().cuStreamWaitEvent(stream, self.handle, 0))
 
-    def has_passed(self) -> bool:
-        """Return whether the recorded work has ended; False also if the driver gives an error."""
-        d = bindings()  # relaxed_capture(), written out: many steps call this
-        change = d.cuThreadExchangeStreamCaptureMode
-        before = check(
-            "cuThreadExchangeStreamCaptureMode", change(d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
-        )
-        try:
-            return int(d.cuEventQuery(self.handle)[0]) == 0
-        finally:
-            check("cuThreadExchangeStreamCaptureMode", change(before))
-
     def wait(self) -> None:
         """Block the host until the recorded work has ended, also while another stream is being captured."""
         with relaxed_capture():

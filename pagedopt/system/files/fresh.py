@@ -76,3 +76,14 @@ def total(stretches: Sequence[Stretch]) -> int:
 def filled(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
     """Return the stretches that are not empty."""
     return filter(_bytes, stretches)
+
+
+def joined(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Return the stretches that are not empty; those that follow each other without a gap are one."""
+    found: list[Stretch] = []
+    for offset, nbytes in filled(stretches):
+        if found and sum(found[-1]) == offset:
+            offset, before = found.pop()
+            nbytes += before
+        found.append((offset, nbytes))
+    return found

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..state_lost import lost_in_move
 from . import disk_file, libc
 from .disk_file import DiskFile
-from .fresh import Fresh, Stretch, filled, total, unmap_all
+from .fresh import Fresh, Stretch, filled, joined, total, unmap_all
 from .mounts import file_system
 
 #: The variable that names the folder of state files.
@@ -121,9 +121,9 @@ class StateFile:
             )
 
     def disk_bytes(self) -> int:
-        """Return the bytes that the range takes on the disk."""
+        """Return the bytes that the range takes on the disk; if others are in the same file, see :class:`DiskFile`."""
         assert self._disk is not None, "the file is closed"
-        return self._disk.bytes_on_disk(self._begin, self.nbytes)
+        return self._disk.bytes_on_disk(self._begin)
 
     def reserve(self, stretches: Sequence[Stretch]) -> None:
         """Allocate disk space, so that writing there later cannot fail for lack of it.
@@ -142,7 +142,7 @@ class StateFile:
     def fetch(self, stretches: Sequence[Stretch]) -> None:
         """Begin to read.  An access to a byte that is not there yet waits for it."""
         with self._explained(total(stretches)):
-            for offset, nbytes in filled(stretches):
+            for offset, nbytes in joined(stretches):
                 for begin in range(offset, offset + nbytes, _READ_AHEAD):
                     libc.read_ahead(self.address + begin, min(_READ_AHEAD, offset + nbytes - begin))
 
@@ -159,9 +159,7 @@ class StateFile:
             MemoryError, OSError: writing failed.  The pages are in the page cache still, and nowhere else.
         """
         try:
-            for offset, nbytes in stretches:
-                if not nbytes:
-                    continue
+            for offset, nbytes in joined(stretches):
                 # Unmapped first: the kernel has less work to write pages that nobody maps.
                 libc.let_go(self.address + offset, nbytes)
                 if self._through_mapping:

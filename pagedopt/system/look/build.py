@@ -35,13 +35,14 @@ from ..variables import asks_for
 #: "python": optimizers made from now on have no compiled look.  Otherwise they have it where it can be built.
 VARIABLE = "PAGEDOPT_LOOK"
 #: What a step finds, as in ``look.cpp``.  Of all but DONE nothing is changed: ANEW, the look is of no use any more;
-#: LONG, this step needs more than it; from REFUSED on the driver's error is added to once REFUSED, or twice if a launch
-#: came before.
-DONE, ANEW, LONG = range(3)
+#: LONG, this step needs more than it; IN_USE, a kernel may still read a buffer whose table would change; from REFUSED
+#: on the driver's error is added to once REFUSED, or twice if a launch came before.
+DONE, ANEW, LONG, IN_USE = range(4)
 REFUSED = 1 << 20
 #: Seconds that the compiler may take, and after which it is asked again where it has failed.
 LIMIT, RETRY = 900, 86_400
 _NAME, _SOURCE = "pagedopt_look", Path(__file__).with_name("look.cpp")
+_PENDING = "it is being compiled"
 
 
 def is_wanted() -> bool:
@@ -89,7 +90,7 @@ def _obstacle() -> str | None:
 
 
 def main() -> None:
-    """Compile the extension in this process, and keep it, or why there is none: what :func:`_begin` starts."""
+    """Compile the extension in this process, and keep it, or why there is none: what :func:`_start` starts."""
     with _SOURCE.open("rb") as source, contextlib.suppress(OSError):
         fcntl.flock(source, fcntl.LOCK_EX)  # of many processes one compiles
         if _kept(_file()) is None and _failure() is None:
@@ -155,9 +156,7 @@ def _load(data: bytes) -> Any:
         file.flush()
         path = f"/proc/self/fd/{handle}"
         loader = importlib.machinery.ExtensionFileLoader(_NAME, path)
-        spec = importlib.util.spec_from_file_location(_NAME, path, loader=loader)
-        assert spec is not None, "there is a loader"
-        module = importlib.util.module_from_spec(spec)
+        module = importlib.util.module_from_spec(importlib.machinery.ModuleSpec(_NAME, loader, origin=path))
         loader.exec_module(module)
     return module
 
@@ -165,7 +164,7 @@ def _load(data: bytes) -> Any:
 # --- using it ---------------------------------------------------------------------------------------------------------
 
 
-def _begin(priority: int) -> int:
+def _start(priority: int) -> int:
     """Start the child process in a group of its own, which no Ctrl-C reaches; return its number.
 
     Raises:
@@ -178,66 +177,56 @@ def _begin(priority: int) -> int:
     return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setpgroup=0)
 
 
+def _end_of(child: int, wait: bool) -> str:
+    """Return how the child process has ended, in words; "": it has not."""
+    try:
+        ended, status = os.waitpid(child, 0 if wait else os.WNOHANG)
+    except ChildProcessError:  # somebody else has waited for it
+        return "ended"
+    return f"ended with {os.waitstatus_to_exitcode(status)}" if ended else ""
+
+
 class _Build:
     """The extension once it is there, and the child process until then.
 
     Attributes:
         extension: it; None: there is none (yet).
-        reason: why there is none.
-        ended: whether that stays so.
+        reason: why there is none; :data:`_PENDING` while that may change.
     """
 
-    def __init__(self) -> None:
-        self.extension: Any = None
-        self.reason, self.ended = "it is being compiled", False
+    def __init__(self, extension: Any = None, reason: str = _PENDING) -> None:
+        self.extension, self.reason = extension, reason
         self._child, self._asking = 0, threading.Lock()
 
     def ask(self, wait: bool) -> Any:
         """Return the extension; None: there is none (yet)."""
         with self._asking:
-            if not self.ended:
-                self._ask(wait)
+            if self.reason is _PENDING and not self._child:
+                self._begin(0 if wait else 10)
+            if self.reason is _PENDING and (how := _end_of(self._child, wait)):
+                self._find(f"the process that should compile it {how}")
             return self.extension
 
-    def _ask(self, wait: bool) -> None:
-        if not self._child:
-            if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-                return self._end("this Python has no global interpreter lock")
-            if self._found():
-                return None
-            if (obstacle := _obstacle()) is not None:
-                return self._end(obstacle)
+    def _begin(self, priority: int) -> None:
+        if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+            self.reason = "this Python has no global interpreter lock"
+            return
+        self._find(_obstacle() or _PENDING)
+        if self.reason is _PENDING:
             try:
-                self._child = _begin(0 if wait else 10)
+                self._child = _start(priority)
             except OSError as error:
-                return self._end(str(error))
-        how = "ended"
-        with contextlib.suppress(ChildProcessError):  # somebody else has waited for it
-            ended, status = os.waitpid(self._child, 0 if wait else os.WNOHANG)
-            if not ended:
-                return None
-            how = f"ended with {os.waitstatus_to_exitcode(status)}"
-        return None if self._found() else self._end(f"the process that should compile it {how}")
+                self.reason = str(error)
 
-    def _found(self) -> bool:
-        """Look into the cache; return whether that says all."""
-        if (data := _kept(_file())) is not None:
-            try:
-                self.extension, self.ended = _load(data), True
-            except (ImportError, OSError) as error:
-                self._end(str(error))
-        elif (failure := _failure()) is not None:
-            self._end(failure)
-        return self.ended
-
-    def _end(self, reason: str) -> None:
-        self.reason, self.ended = reason, True
-
-    def of_a_fork(self) -> _Build:
-        """Return what a forked process has of it: its lock may be held, and the child is the parent's."""
-        found = _Build()
-        found.extension, found.reason, found.ended = self.extension, self.reason, self.ended
-        return found
+    def _find(self, otherwise: str) -> None:
+        """Look into the cache; ``otherwise``: why there is no extension if it says nothing."""
+        try:
+            if (data := _kept(_file())) is not None:
+                self.extension, self.reason = _load(data), ""
+            else:
+                self.reason = _failure() or otherwise
+        except (ImportError, OSError) as error:
+            self.reason = str(error)
 
 
 _build = _Build()
@@ -245,7 +234,7 @@ _build = _Build()
 
 def _after_fork() -> None:
     global _build
-    _build = _build.of_a_fork()
+    _build = _Build(_build.extension, _build.reason)  # its lock may be held, and the child is the parent's
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -262,12 +251,9 @@ def compiled_look(wait: bool = False) -> Any:
 
 def pending() -> bool:
     """Return whether :func:`compiled_look` may return something else later."""
-    return not _build.ended
+    return _build.reason is _PENDING
 
 
 def why_none() -> str:
     """Return why there is no compiled look."""
     return _build.reason
-
-
-__all__ = ["ANEW", "DONE", "LONG", "REFUSED", "VARIABLE", "compiled_look", "is_wanted", "pending", "why_none"]

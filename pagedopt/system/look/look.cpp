@@ -15,7 +15,7 @@ namespace py = pybind11;
 using Words = std::vector<int64_t>;
 
 // What a step finds; build.py has the same numbers.
-enum { DONE, ANEW, LONG, REFUSED = 1 << 20 };
+enum { DONE, ANEW, LONG, IN_USE, REFUSED = 1 << 20 };
 
 static at::TensorImpl* impl(PyObject* tensor) { return THPVariable_Unpack(tensor).unsafeGetTensorImpl(); }
 // TensorImpl::data() and not data_ptr(): that one throws where there is no memory.
@@ -57,9 +57,9 @@ struct Layout {  // dtype, sizes and strides; the latter lie one behind the othe
 };
 
 struct Launch {  // blocks 0: on a CPU
-  void *kernel = nullptr, *argument = nullptr, *stream = nullptr, *event = nullptr, *target = nullptr, *source = nullptr;
+  void *kernel = nullptr, *argument = nullptr, *event = nullptr, *target = nullptr, *source = nullptr;
   int64_t threads = 1, blocks = 0, stale = 0, rows_end = 0;
-  bool in_flight = false, moved = false;
+  bool in_flight = false, moves = false;  // moves: words of the table are other ones, or would have to be
 };
 struct Item { py::object key, value; bool any; };  // of a group; no value: its list of parameters; any: no step reads it
 struct Group { std::vector<Item> items; size_t params = 0; PyObject* list = nullptr; };
@@ -168,19 +168,22 @@ class Look {
     n.coming = coming, n.one_more = false;
   }
   Launch& launch(size_t i) { return launches.at(i); }  // those of squares first
+  void launch_on(int64_t stream) { this->stream = reinterpret_cast<void*>(stream); }
 
   bool same_state(py::handle state) const { return compare(state) == SAME; }
   bool other_layout(py::handle state) const { return compare(state) == OTHER_LAYOUT; }  // of the same state, there
 
   // Look, launch and count.  DONE; or nothing is changed: ANEW, this look is of no use any more; LONG, this step needs
-  // more than it.  From REFUSED on the driver's error is added to once REFUSED (nothing is changed) or twice.
+  // more than it; IN_USE, a kernel may still read a buffer whose table would change.  From REFUSED on the driver's error
+  // is added to once REFUSED (nothing is changed) or twice.
   int64_t step(py::handle now, py::handle state) {
     if (at::hasCallbacks()) return LONG;  // a profiler
     if (!same_items(now.ptr()) || !same_values(now.ptr()) || !same_parameters() || !same_state(state)) return ANEW;
     for (auto& n : numbers)
       for (size_t i = 0; n.one_more && i < n.at.size(); i++)
         if (n.get(i) != n.coming[i] - 1) return LONG;
-    if (!write_addresses() || (factor && !clip())) return LONG;
+    if (!write_addresses()) return IN_USE;
+    if (factor && !clip()) return LONG;
     for (auto& row : rows)
       if (row.update.launch) impl(row.id)->bump_version();
     for (auto& counter : counters) impl(counter.ptr())->bump_version();
@@ -209,6 +212,7 @@ class Look {
   double* sums = nullptr;
   size_t count = 0;
   Factor* factor = nullptr;  // on a CPU, and where gradients are clipped
+  void* stream = nullptr;
 
   static void check(PyObject* t) {
     if (!THPVariable_CheckExact(t)) throw py::type_error("a subclass of Tensor");
@@ -305,10 +309,10 @@ class Look {
       if (row.square.launch && *row.square.word != row.now) act(row, row.square);  // perhaps alone, behind an interrupt
     }
   }
-  bool write_addresses() {  // false: a kernel still reads such a table
+  bool write_addresses() {  // false: a kernel may still read such a table
     bool free = true;
-    for_cells([&](Row&, Cell& cell) { free = free && !cell.launch->in_flight; });
-    if (free) for_cells([](Row& row, Cell& cell) { *cell.copy = *cell.word = row.now, cell.launch->moved = true; });
+    for_cells([&](Row&, Cell& cell) { cell.launch->moves = true, free = free && !cell.launch->in_flight; });
+    if (free) for_cells([](Row& row, Cell& cell) { *cell.copy = *cell.word = row.now; });
     return free;
   }
 
@@ -345,15 +349,40 @@ class Look {
     }
     return {0, true};
   }
-  static std::pair<int, bool> on_card(Launch& l) {
+  std::pair<int, bool> on_card(Launch& l) const {
     using Kernel = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
     static auto launch = reinterpret_cast<Kernel>(driver("cuLaunchKernel"));
     static auto record = reinterpret_cast<int (*)(void*, void*)>(driver("cuEventRecord"));
-    if (auto nbytes = l.moved ? std::max(l.stale, l.rows_end) : l.stale; nbytes > 0) memcpy(l.target, l.source, nbytes);
+    if (auto nbytes = l.moves ? std::max(l.stale, l.rows_end) : l.stale; nbytes > 0) memcpy(l.target, l.source, nbytes);
     py::gil_scoped_release others;  // a full queue waits, perhaps for a callback in Python
-    auto refused = launch(l.kernel, unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, 0, l.stream, &l.argument, nullptr);
-    return {refused || !l.event ? refused : record(l.event, l.stream), refused != 0};
+    auto refused = launch(l.kernel, unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, 0, stream, &l.argument, nullptr);
+    return {refused || !l.event ? refused : record(l.event, stream), refused != 0};
   }
+};
+
+// Calls of the driver with arguments that stay the same: at most four numbers, handles or addresses.
+class Calls {
+ public:
+  explicit Calls(const std::vector<py::tuple>& named) {
+    for (auto& each : named) {
+      auto name = each[0].cast<std::string>();
+      Call call{reinterpret_cast<Function>(driver(name.c_str())), {}};
+      if (!call.function || each.size() > 5) throw py::value_error("no such call of the driver: " + name);
+      for (size_t i = 1; i < each.size(); i++) call.with[i - 1] = each[i].cast<uint64_t>();
+      calls.push_back(call);
+    }
+  }
+  std::pair<size_t, int> make() const {  // which was refused, and the driver's error; 0: none
+    py::gil_scoped_release others;  // a full queue waits
+    for (size_t i = 0; i < calls.size(); i++)
+      if (auto& [function, with] = calls[i]; int error = function(with[0], with[1], with[2], with[3])) return {i, error};
+    return {calls.size(), 0};
+  }
+
+ private:
+  using Function = int (*)(uint64_t, uint64_t, uint64_t, uint64_t);
+  struct Call { Function function; std::array<uint64_t, 4> with; };
+  std::vector<Call> calls;
 };
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
@@ -361,16 +390,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   auto pointer = [](auto member) { return [member](Launch& l, int64_t at) { l.*member = words(at); }; };
   py::class_<Launch>(m, "Launch", py::module_local())
       .def_property("kernel", nullptr, pointer(&Launch::kernel)).def_property("argument", nullptr, pointer(&Launch::argument))
-      .def_property("stream", nullptr, pointer(&Launch::stream)).def_property("event", nullptr, pointer(&Launch::event))
-      .def_property("target", nullptr, pointer(&Launch::target)).def_property("source", nullptr, pointer(&Launch::source))
+      .def_property("event", nullptr, pointer(&Launch::event)).def_property("target", nullptr, pointer(&Launch::target))
+      .def_property("source", nullptr, pointer(&Launch::source))
       .def_readwrite("threads", &Launch::threads).def_readwrite("blocks", &Launch::blocks)
       .def_readwrite("stale", &Launch::stale).def_readwrite("rows_end", &Launch::rows_end)
-      .def_readwrite("in_flight", &Launch::in_flight).def_readwrite("moved", &Launch::moved);
+      .def_readwrite("in_flight", &Launch::in_flight).def_readwrite("moves", &Launch::moves);
+  py::class_<Calls>(m, "Calls", py::module_local())
+      .def(py::init<const std::vector<py::tuple>&>()).def("make", &Calls::make);
   py::class_<Look>(m, "Look", py::module_local())
       .def(py::init<py::list, const std::vector<std::array<int64_t, 6>>&, size_t, size_t, py::dict,
                     const std::vector<std::vector<py::object>>&, const std::vector<std::pair<int64_t, Words>>&,
                     const std::vector<py::object>&, py::iterable, int64_t>())
-      .def("launch", &Look::launch, py::return_value_policy::reference_internal)
+      .def("launch", &Look::launch, py::return_value_policy::reference_internal).def("launch_on", &Look::launch_on)
       .def("clip_with", &Look::clip_with).def("take", &Look::take).def("set_number", &Look::set_number)
       .def("set_numbers", &Look::set_numbers).def("same_state", &Look::same_state)
       .def("other_layout", &Look::other_layout).def("step", &Look::step);

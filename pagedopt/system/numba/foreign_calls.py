@@ -1,4 +1,4 @@
-"""Calls of C functions by their addresses, and memory by its address, for compiled Numba code.  Pointers are int64."""
+"""Calls of C functions by their addresses, for compiled Numba code.  Pointers are int64."""
 
 from __future__ import annotations
 
@@ -12,21 +12,11 @@ _WORD = ir.IntType(64)
 
 
 @intrinsic
-def call_with(typing_context: Any, function: Any, argument: Any) -> Any:
-    """Call a function that takes one pointer and returns one."""
+def call_with_word_at(typing_context: Any, function: Any, address: Any) -> Any:
+    """Call a function that takes one pointer and returns one with the pointer that lies at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(_WORD, [_WORD])
-        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        function = builder.inttoptr(arguments[0], ir.FunctionType(_WORD, [_WORD]).as_pointer())
+        return builder.call(function, [builder.load(builder.inttoptr(arguments[1], _WORD.as_pointer()))])
 
     return types.int64(types.int64, types.int64), generate
-
-
-@intrinsic
-def word_at(typing_context: Any, address: Any) -> Any:
-    """Return the int64 at an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], _WORD.as_pointer()))
-
-    return types.int64(types.int64), generate
