@@ -16,7 +16,7 @@ from within import adamw, arrive, bits, gradient, held, same
 from pagedopt import PagedAdamW
 from tests.optim.test_within import ALL, by_hand
 
-pytestmark = [pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")]
 
 
 def attached(**options: Any) -> tuple[Any, Any]:

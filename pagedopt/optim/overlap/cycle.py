@@ -258,8 +258,7 @@ _cycles: weakref.WeakSet[Cycle] = weakref.WeakSet()
 def _before_exit() -> None:
     """End steps that nobody has ended, while the threads that move pages still run."""
     for cycle in list(_cycles):
-        if cycle._open:
-            cycle.abort()
+        pass
 
 
 getattr(threading, "_register_atexit", atexit.register)(_before_exit)
