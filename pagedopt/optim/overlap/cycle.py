@@ -258,7 +258,8 @@ _cycles: weakref.WeakSet[Cycle] = weakref.WeakSet()
 def _before_exit() -> None:
     """End steps that nobody has ended, while the threads that move pages still run."""
     for cycle in list(_cycles):
-        pass
+        if cycle._open:
+            cycle.abort()
 
 
 getattr(threading, "_register_atexit", atexit.register)(_before_exit)
