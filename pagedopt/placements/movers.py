@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -359,6 +360,7 @@ class FileMover:
 
     def begin(self) -> None:
         """Start the thread."""
+        self._owner = os.getpid()
         self._fetches: dict[int, Future[None]] = {}  # by slot
         self._evictions: list[Future[None]] = []
         self._visited: set[int] = set()
@@ -379,6 +381,7 @@ class FileMover:
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
+        self._check_owner()
         self._fetches.pop(move.slot).result()
 
     def evict(self, move: Move) -> None:
@@ -392,10 +395,19 @@ class FileMover:
 
         Raises:
             MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
+            RuntimeError: this process was forked in the middle of the step.
         """
+        self._check_owner()
         self._tasks.put(None)
         self._thread.join()
         for eviction in self._evictions:
             eviction.result()
         for number in self._visited:
             self._arenas[number].drop()
+
+    def _check_owner(self) -> None:
+        """Raise RuntimeError in a forked process: it would wait for a thread that only its parent has."""
+        if os.getpid() != self._owner:
+            raise RuntimeError(
+                "this process was forked in the middle of a step of its parent, which ends it; fork before the backward"
+            )

@@ -381,5 +381,20 @@ def test_nothing_is_left_of_an_optimizer_that_dies_within_a_step() -> None:
     del opt
     gc.collect()
     assert len(carriers()) == before
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     arrive(model, 1)
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_parameters_that_are_unfrozen_later() -> None:
+    """All are frozen when the model is attached: the first step is a plain one, the second within its backward."""
+    model = held()
+    model.requires_grad_(False)
+    opt = adamw(model)
+    opt.attach(model, overlap="backward")
+    model.requires_grad_(True)
+    for step in range(2):
+        arrive(model, step)
+        assert all((p.grad is None) == bool(step) for p in model.parameters())
+        opt.step()
+        opt.zero_grad()

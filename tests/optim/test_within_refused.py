@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from held import forked
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from within import adamw, arrive, bits, gradient, held, same
@@ -17,6 +19,13 @@ from pagedopt import PagedAdamW
 from tests.optim.test_within import ALL, by_hand
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")]
+
+
+@pytest.fixture(autouse=True)
+def _open_steps_end() -> Iterator[None]:
+    """Those of optimizers that are garbage."""
+    yield
+    gc.collect()
 
 
 def attached(**options: Any) -> tuple[Any, Any]:
@@ -221,6 +230,68 @@ def test_a_scale_that_shows_in_step_leaves_state_damaged() -> None:
     for p in model.parameters():
         p.grad = None
     arrive(model, 1)
+    opt.step()
+
+
+def param_data(model: Any, _: Any) -> None:
+    for p in model.parameters():
+        p.data = p.data.clone()
+
+
+def swapped(model: Any, _: Any) -> None:
+    for p in model.parameters():
+        torch.utils.swap_tensors(p, nn.Parameter(p.detach().clone()))
+
+
+def resized(model: Any, _: Any) -> None:
+    for p in model.parameters():
+        p.untyped_storage().resize_(1 << 20)
+
+
+def state_data(_: Any, opt: Any) -> None:
+    for entry in opt.state.values():
+        entry["exp_avg"].data = entry["exp_avg"].data.clone()
+
+
+#: What replaces memory that the rest of a step would still write; the last two leave nothing there without pages.
+OTHER_MEMORY: list[tuple[Callable[[Any, Any], object], tuple[Any, ...]]] = [
+    (param_data, (0, None)), (resized, (0, None)), (state_data, (0, None)), (lambda m, o: m.share_memory(), (0, None)),
+    (swapped, (0,)), (lambda m, o: m.double(), (0,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("act", "budget"), [(act, budget) for act, budgets in OTHER_MEMORY for budget in budgets])
+def test_memory_that_is_replaced_in_the_middle_of_a_step(act: Callable[[Any, Any], object], budget: Any) -> None:
+    """Nothing is launched over memory that has been given back."""
+    model, opt = attached(device_budget=budget)
+    for step in range(2):
+        arrive(model, step)
+        opt.step()
+    arrive(model, 2, ALL[:-3:-1])
+    act(model, opt)
+
+    def go_on() -> None:
+        if all(p.dtype is torch.float32 for p in model.parameters()):
+            arrive(model, 2, ALL[-3::-1])
+        opt.step()
+
+    with pytest.raises(RuntimeError, match="was given other memory between a backward and the step"):
+        go_on()
+    assert "was given other memory" in opt.damaged
+
+
+def test_a_fork_in_the_middle_of_a_step() -> None:
+    """The child has no thread that moves pages: it says so, and waits for none."""
+    model, opt = attached()
+    arrive(model, 0, ALL[:-3:-1])
+
+    def child() -> bool:
+        with pytest.raises(RuntimeError, match="forked in the middle of a step of its parent"):
+            opt.step()
+        return True
+
+    assert forked(child)
+    arrive(model, 0, ALL[-3::-1])
     opt.step()
 
 

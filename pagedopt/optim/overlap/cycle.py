@@ -24,6 +24,7 @@ from ...tables.columns import has_memory
 from ...tables.layout import HostTable
 from ..step.bucket import Bucket
 from ..step.launches import Coming, PreparedStep, put_state
+from ..step.pending import REPLACED
 from ..step.update import Update
 from .side_stream import SideStream
 
@@ -61,10 +62,12 @@ class CyclePlan:
         for bucket, update in zip(self.buckets, step.updates, strict=True):
             found += self._take(bucket, update, coming)
         self.visits = [visit for _, visit in sorted(found, key=lambda each: each[0])]
-        spans = [*(visit.span for visit in self.visits), *(span for of in self.at_hand.values() for span in of)]
+        #: The parameters that each launch updates, by its span.
+        self.updated = {visit.span: visit.needs for visit in self.visits}
+        self.updated |= {span: (name,) for name, of in self.at_hand.items() for span in of}
         #: All launches of each table.
         self.launches: list[list[Launch]] = [[] for _ in self.tables]
-        for span in spans:
+        for span in self.updated:
             number, own = self.place(span)
             self.launches[number].append(Launch(own))
 
@@ -131,6 +134,13 @@ class Cycle:
         self.params: dict[int, torch.Tensor] = {}
         self._grads: dict[int, torch.Tensor] = {}
         self._open = False
+        #: By id of a parameter: it and its state, their addresses, and their storages, which are kept to the end.
+        self._memory: dict[int, tuple[list[torch.Tensor], list[int], list[object]]] = {}
+        for bucket, update in zip(plan.buckets, step.updates, strict=True):
+            for i, p in enumerate(update.tensors[: bucket.count]):
+                if id(p) in plan.rows:
+                    there = [t for t in (p, *update.tensors[2 * bucket.count + i :: bucket.count]) if t is not None]
+                    self._memory[id(p)] = there, [*map(_address, there)], [*map(_storage, there)]
         for update in step.updates:
             update.sweep.begun = False
             update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
@@ -159,6 +169,12 @@ class Cycle:
 
     def _launch(self, span: Span | None) -> None:
         assert span is not None, "gradients come one by one"
+        for name in self.plan.updated[span]:
+            there, addresses, _ = self._memory[name]
+            if name in self.params and [*map(_address, there)] != addresses:
+                raise RuntimeError(
+                    f"{REPLACED} between a backward and the step() that ends its step; replace it behind step()"
+                )
         number, own = self.plan.place(span)
         self._launches[number](own)
 
@@ -236,7 +252,8 @@ class Cycle:
             self.put_state()  # the next step must not take it for zeros
         else:
             for name, grad in self._grads.items():
-                self.params[name].grad = grad
+                with contextlib.suppress(RuntimeError):  # it does not fit any more
+                    self.params[name].grad = grad
         with contextlib.suppress(Exception):  # the error that has led here says more
             self._end()
 
@@ -252,6 +269,7 @@ class Cycle:
             self.abort()
 
 
+_address, _storage = torch.Tensor.data_ptr, torch.Tensor.untyped_storage
 _cycles: weakref.WeakSet[Cycle] = weakref.WeakSet()
 
 

@@ -66,6 +66,7 @@ class Within:
         self._late, self._patience = 0, Patience(_MOST_PATIENCE)
         self._handles: list[Any] = []
         self._hook = _Hook(self)
+        weakref.finalize(optimizer, _remove, self._handles).atexit = False
         try:
             optimizer.store.own_rings(True)
             optimizer._launches = None
@@ -79,9 +80,7 @@ class Within:
 
     def detach(self) -> None:
         """Take all hooks away, and let the optimizer take plain steps."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
         if (optimizer := self._optimizer()) is not None:
             optimizer.store.own_rings(False)
             optimizer._launches = None
@@ -205,6 +204,7 @@ class Within:
         """
         optimizer: Any = self._optimizer()
         if (cycle := self._cycle) is None:
+            self._hook_all(_params(optimizer))  # of which some may be new, or had no gradient to hook so far
             return False
         for p in cycle.params.values():
             if p.grad is not None:
@@ -257,6 +257,11 @@ class _Hook:
     def __call__(self, p: torch.Tensor) -> None:
         if (within := self.within()) is not None:
             within.gradient_came(p)
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
 
 
 def _params(optimizer: RuleOptimizer) -> list[torch.Tensor]:

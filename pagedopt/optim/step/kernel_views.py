@@ -173,6 +173,6 @@ def _alike(grad: torch.Tensor | None, p: torch.Tensor) -> torch.Tensor | None:
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """Return a complex tensor as a real one with a last dimension of two, in the same memory if possible."""
-    if not tensor.is_complex():
+    if not tensor.is_complex() or not has_memory(tensor):  # the table refuses what has no memory
         return tensor
     return torch.view_as_real(tensor.resolve_conj().resolve_neg())
