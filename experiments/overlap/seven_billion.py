@@ -48,7 +48,7 @@ GOES_ON = True
 MEASURES = ("kernels", "launch", "step", "paging", "overlap")
 BATCHES = ("4", "1")
 #: Iterations that warm up, and that are timed: no new one after so many seconds, but never fewer than the first number.
-PACE, QUICK = (3, (3, 10), 6.0), (1, (3, 3), 0.0)
+PACE, QUICK = (3, (3, 10), 5.0), (1, (3, 3), 0.0)
 #: Seconds until a process is stopped.
 LONGEST = 90
 GIB = 1 << 30
