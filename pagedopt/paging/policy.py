@@ -16,6 +16,8 @@ from .pages import Indices
 
 #: Slots of the ring through which pages pass: one is filled, one updated, one emptied, and one is spare.
 SLOTS = 4
+#: Bytes of gradients that may wait for their updates within a backward, before that waits for the oldest.
+HELD = 512 << 20
 #: Share of device memory that ``device_budget="auto"`` leaves free, and the least bytes it leaves.
 AUTO_SHARE, AUTO_MIN = 0.05, 256 << 20
 #: ``"auto"`` measures again after these steps, then after every 64.

@@ -19,7 +19,7 @@ from ..formats.floating import StateFormat, check_format, check_squares, dtype_o
 from ..formats.format import Format
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
-from ..paging.policy import SLOTS
+from ..paging.policy import HELD, SLOTS
 from ..placements.arena import divide
 from ..placements.choose import ARENAS, Arena, HostAccess, Placement, check_placement, kind_of, total
 from ..placements.movers import slot_bytes
@@ -27,9 +27,6 @@ from ..rules import UPDATES, Rule
 from ..tables.storage import Column
 from .model import INHERITED, Described, describe
 from .rates import ASSUMED, ASSUMED_CPU, Rates
-
-#: Bytes of gradients that wait for their update at most, where it is within the backward.
-WAITING = 512 << 20
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Estimate(Shown):
     @property
     def backward_bytes(self) -> int:
         """What ``near_bytes`` is after ``attach(model, overlap="backward")``, which frees gradients as it goes."""
-        return self.near_bytes - max(0, self.grad_bytes - WAITING)
+        return self.near_bytes - max(0, self.grad_bytes - HELD)
 
     @property
     def away_bytes(self) -> int:

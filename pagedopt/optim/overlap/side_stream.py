@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ...paging.policy import HELD
 from ...system import internals
 from ...system.cuda.driver import Event
-
-#: Bytes of gradients that may wait for their updates before the backward waits for the oldest.
-HELD = 512 << 20
 
 
 class SideStream:
