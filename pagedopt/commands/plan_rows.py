@@ -31,6 +31,7 @@ from .tables import FittingTable, numbers, say
 SHARES, MIB = (0.0, 0.25, 0.5, 0.75, 1.0), 1 << 20
 #: Formats that take least, and the call with which gradients take least.
 NARROW: dict[str, Any] = {"param_dtype": "bfloat16", "state_format": "int8"}
+LIMITS = "(no clipping, one backward a step)"
 WITHIN = "optimizer.attach(model, overlap='backward')"
 #: An option in a message of the library.
 OPTION = re.compile(r"\b(?:device_)?(budget|host_access|state_format|param_dtype|placement|rule)(?: is |=)")
@@ -191,8 +192,8 @@ def fitting(plan: Plan, narrow: Estimate, card: str) -> Iterator[str]:
     ways = {
         "no device_budget": resident,
         "this device_budget, then optimizer.attach(model), which hides the update under the forward": away,
-        f"device_budget=0, then {WITHIN}; it takes no clipping and one backward a step": within,
-        f"device_budget=0, state_format='int8', then {WITHIN}, with parameters in bfloat16": narrow.backward_bytes,
+        f"device_budget=0, then {WITHIN} {LIMITS}": within,
+        f"bfloat16 parameters, device_budget=0, state_format='int8', {WITHIN} {LIMITS}": narrow.backward_bytes,
     }
     fits = next((f"→ {way}: {text_of_bytes(nbytes)}." for way, nbytes in ways.items() if nbytes <= room), None)
     yield fits or f"Nothing fits: in bfloat16, with state in 8 bits, it takes {text_of_bytes(narrow.backward_bytes)}."

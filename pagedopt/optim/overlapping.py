@@ -27,11 +27,12 @@ class OverlappingOptimizer(CapturingOptimizer):
     def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
         """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
 
-        From now on steps pass under the next forward of ``model``, bit for bit what they are without.  ``step()`` then
-        queues the update and returns.  Each module of the model waits, before it runs, for those of its parameters that
-        are still to be updated, and the end of the model's forward waits for the rest.  The first forward with
-        gradients is recorded, for modules that read parameters of others.  It needs state that is away
-        (``device_budget`` below the whole), and saves time on a GPU only: on a CPU nothing runs at the same time.
+        So it is with overlap="forward", of which all but the end of this text speaks.  From now on steps pass under the
+        next forward of ``model``, bit for bit what they are without.  ``step()`` then queues the update and returns.
+        Each module of the model waits, before it runs, for those of its parameters that are still to be updated, and
+        the end of the model's forward waits for the rest.  The first forward with gradients is recorded, for modules
+        that read parameters of others.  It needs state that is away (``device_budget`` below the whole), and saves time
+        on a GPU only: on a CPU nothing runs at the same time.
 
         On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in
         ``step()``: copies to the device are served in turn, so a batch that is copied in between would come behind all

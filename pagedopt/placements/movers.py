@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
@@ -381,7 +381,8 @@ class FileMover:
 
     def arrive(self, move: Move) -> None:
         """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
-        self._check_owner()
+        if os.getpid() != self._owner:
+            self._refuse()
         self._fetches.pop(move.slot).result()
 
     def evict(self, move: Move) -> None:
@@ -397,7 +398,8 @@ class FileMover:
             MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
             RuntimeError: this process was forked in the middle of the step.
         """
-        self._check_owner()
+        if os.getpid() != self._owner:
+            self._refuse()
         self._tasks.put(None)
         self._thread.join()
         for eviction in self._evictions:
@@ -405,9 +407,8 @@ class FileMover:
         for number in self._visited:
             self._arenas[number].drop()
 
-    def _check_owner(self) -> None:
-        """Raise RuntimeError in a forked process: it would wait for a thread that only its parent has."""
-        if os.getpid() != self._owner:
-            raise RuntimeError(
-                "this process was forked in the middle of a step of its parent, which ends it; fork before the backward"
-            )
+    def _refuse(self) -> NoReturn:
+        """A forked process would wait for a thread that only its parent has."""
+        raise RuntimeError(
+            "this process was forked in the middle of a step of its parent, which ends it; fork before the backward"
+        )

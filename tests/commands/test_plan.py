@@ -131,10 +131,10 @@ def test_a_card_finds_the_largest_budget_that_fits(rated: Program) -> None:
 WRITTEN = [
     ("17GB", "→ no device_budget: 14.9 GiB."),
     ("9GB", "→ this device_budget, then optimizer.attach(model), which hides the update under the forward: 7.51 GiB."),
-    ("8GB", "→ device_budget=0, then optimizer.attach(model, overlap='backward'); it takes no clipping and one "
-            "backward a step: 4.29 GiB."),
-    ("4GB", "→ device_budget=0, state_format='int8', then optimizer.attach(model, overlap='backward'), with parameters "
-            "in bfloat16: 2.43 GiB."),
+    ("8GB", "→ device_budget=0, then optimizer.attach(model, overlap='backward') (no clipping, one backward a step): "
+            "4.29 GiB."),
+    ("4GB", "→ bfloat16 parameters, device_budget=0, state_format='int8', optimizer.attach(model, overlap='backward') "
+            "(no clipping, one backward a step): 2.43 GiB."),
     ("2GB", "Nothing fits: in bfloat16, with state in 8 bits, it takes 2.43 GiB."),
 ]  # fmt: skip
 

@@ -140,10 +140,11 @@ class Within:
         if cycle is not None and id(p) in cycle.params:
             p.grad = None  # what has come twice has no use
             raise RuntimeError(
-                f"{_named(optimizer, p)} has a second gradient before step(), and the first has updated it: gradients "
-                "cannot be accumulated with overlap='backward'.  Call step() behind each backward, also behind one "
-                "that has failed: it takes the gradients that came.  A parameter that several blocks share has one "
-                "gradient for each if they are checkpointed with use_reentrant=True: take False"
+                f"{_named(optimizer, p)} has a second gradient before step(), and the first has updated it.  "
+                "Call step() behind each backward, also behind one that has failed: it takes the gradients that came.  "
+                "To accumulate gradients, detach() and attach(model): overlap='backward' cannot.  A parameter that "
+                "several blocks share has one gradient for each if they are checkpointed with use_reentrant=True: take "
+                "False"
             )
         if grad.layout is not torch.strided:
             raise RuntimeError(
