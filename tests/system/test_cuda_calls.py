@@ -44,7 +44,7 @@ class Compiled:
     def __init__(self, refused: int) -> None:
         self.refused, self.asked = refused, 0
 
-    def Calls(self, given: Any) -> Any:  # noqa: N802 # as the extension has it
+    def Calls(self, given: Any) -> Any:  # as the extension has it
         assert given == tuple(THREE)
         self.asked += 1
         return self
