@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -78,6 +79,21 @@ def go_on(ours: World, other: World, first: int, count: int = 3) -> bool:
         if mine is not None:
             return False
     return True
+
+
+def go_on_edited(ours: World, other: World, edits: Sequence[Callable[..., Any]], chance: random.Random) -> None:
+    """Steps on both sides, eight times, behind an edit that chance takes; one that fails leaves no state."""
+    for number in range(8):
+        edit = chance.choice(edits)
+        state = random.getstate()
+        for world in (ours, other):
+            random.setstate(state)
+            try:
+                edit(world.optimizer, world.params)
+            except Exception:
+                world.optimizer.state.clear()
+        if not go_on(ours, other, 4 + 4 * number, count=chance.randrange(1, 5)):
+            return
 
 
 def train(optimizer: Any, params: list[Parameter], act: Callable[[Any, int], None], steps: int = 9) -> int:

@@ -15,7 +15,7 @@ from gpu_support import DEVICES
 from looks import compiled_alone
 from often import MARKS, long_but
 from optim_support import ADAMW
-from quick_twins import go_on, is_quick, nothing_is_queued, pair, python_s, same, train
+from quick_twins import go_on, go_on_edited, is_quick, nothing_is_queued, pair, python_s, same, train
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
@@ -61,17 +61,7 @@ def test_edits_at_random(seed: int, device: str) -> None:
     found += [lambda optimizer, _: setattr(optimizer, "max_grad_norm", None if optimizer.max_grad_norm else 0.5)]
     found += [lambda optimizer, _: setattr(optimizer, "max_grad_norm", (optimizer.max_grad_norm or 1.0) * 2)]
     ours, other = pair(case, device, max_grad_norm=0.5)
-    for number in range(8):
-        edit = chance.choice(found)
-        state = random.getstate()
-        for world in (ours, other):
-            random.setstate(state)
-            try:
-                edit(world.optimizer, world.params)
-            except Exception:
-                world.optimizer.state.clear()
-        if not go_on(ours, other, 4 + 4 * number, count=chance.randrange(1, 5)):
-            return
+    go_on_edited(ours, other, found, chance)
 
 
 def set_norm(optimizer: Any, step: int) -> None:

@@ -19,7 +19,7 @@ from gpu_support import DEVICES
 from looks import compiled_alone
 from often import MARKS, long_but
 from optim_support import ADAMW
-from quick_twins import go_on, is_quick, nothing_is_queued, pair, python_s, same, train
+from quick_twins import go_on, go_on_edited, is_quick, nothing_is_queued, pair, python_s, same, train
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
@@ -62,17 +62,7 @@ def test_edits_at_random(seed: int, device: str) -> None:
     case = CASES[list(CASES)[seed % len(CASES)]]
     found = [edit for name, edit in edits_for(case).items() if name[:3] != "no "]
     ours, other = pair(case, device, **({"state_format": "int8"} if seed % 3 == 2 and case.names else {}))
-    for number in range(8):
-        edit = chance.choice(found)
-        state = random.getstate()
-        for world in (ours, other):
-            random.setstate(state)
-            try:
-                edit(world.optimizer, world.params)
-            except Exception:
-                world.optimizer.state.clear()
-        if not go_on(ours, other, 4 + 4 * number, count=chance.randrange(1, 5)):
-            return
+    go_on_edited(ours, other, found, chance)
 
 
 @pytest.mark.parametrize("device", DEVICES)
