@@ -16,13 +16,12 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from gpu_support import NEEDED
+from gpu_support import NEEDED, deterministic_attention
 from injector import Outcome, interrupt_at
 from overlapped import Ended, Loop, agree, equal, run
 from shots import NEVER
 from staged import both_ways
 from stand_ins import raising
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.step.queued import QueuedStep
@@ -30,6 +29,7 @@ from tests.optim.overlapped_acts import ACTS
 from tests.optim.overlapped_joins import JOINS, loop_of
 from tests.optim.overlapped_models import LOOPS, STEPS, clip
 
+__all__ = ["deterministic_attention"]  # a fixture
 pytestmark = [
     both_ways,
     *NEEDED,
@@ -43,13 +43,6 @@ SPIN = 100_000_000
 #: Loops whose state takes more than 50 pages.
 LONG = ("plain", "tied", "attention", "checkpoint", "frozen", "accumulation", "scaler", "old weight_norm")
 NAMES = [name for name in LOOPS if name != "a group more"]
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    """Attention's other backwards on a GPU add in an order that differs from run to run."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 @pytest.fixture(params=[0, SPIN], ids=["at once", "late"])

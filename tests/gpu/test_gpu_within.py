@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from cuda_errors import assert_clean
-from gpu_support import NEEDED, no_synchronizing, settled
+from gpu_support import NEEDED, deterministic_attention, no_synchronizing, settled
 from overlapped import Ended, Loop, run
 from stand_ins import raising
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pagedopt.optim.overlap import side_stream
 from pagedopt.optim.overlap.side_stream import SideStream
@@ -24,6 +23,7 @@ from pagedopt.placements.own_mover import OwnMover
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
 from tests.optim.test_within import REFUSED, loop_of
 
+__all__ = ["deterministic_attention"]  # a fixture
 pytestmark = [
     *NEEDED,
     pytest.mark.timeout(90),
@@ -31,13 +31,6 @@ pytestmark = [
 ]
 #: About 2 ms, behind each gradient.
 SPIN = 4_000_000
-
-
-@pytest.fixture(autouse=True)
-def _deterministic() -> Iterator[None]:
-    """Attention's other backwards on a GPU add in an order that differs from run to run."""
-    with sdpa_kernel(SDPBackend.MATH):
-        yield
 
 
 @pytest.fixture(params=[0, SPIN], ids=["at once", "late"])
