@@ -48,10 +48,11 @@ WORKS = {
 #: Cases of ``seven_billion`` by what the front page calls them.
 FINETUNES = {
     RESIDENT: "torch fused, bfloat16 state on the GPU",
+    "torch_hooks": "the same, one a parameter, in hooks",
     BACKWARD: "**pagedopt, 8-bit state on the host, updated within the backward**",
     "forward": "pagedopt, the same, updated under the next forward",
     "bitsandbytes": "bitsandbytes PagedAdamW8bit",
-    "torchtune": "the same, one a parameter, within the backward (torchtune's recipe)",
+    "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
     "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
     "optimi": "optimi AdamW, gradient release",
 }
@@ -245,13 +246,13 @@ def numbers(results: Results) -> str:
         f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
         f"Llama's shapes,\nblocks computed again in the backward, batches of {ours['batch']} x {ours['tokens']:,} "
         f"tokens.\n\n{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
-        f"That is {share(ours['tokens_s'], torchs['tokens_s'])} of torch's speed in "
+        f"That is {share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
         f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
         f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
         f"{small[BACKWARD]['taken']:.1f} GiB. GiB are the most that the driver gave to the process.\nbitsandbytes' "
         "pages stay on the GPU while there is room; pushed out, torchtune's recipe makes "
         f"{large['torchtune_out']['tokens_s']:,.0f} tokens/s.\nIn plain bfloat16 all but optimi round small updates "
-        "away. A card of 24 GB was not measured; a link slower than\nPCIe 5.0 x16 takes longer. One run, "
+        "away. A card of 24 GB was not measured; a link slower than\nPCIe 5.0 x16 takes longer. One card and commit, "
         f"{machine['when'][:10]}, {versions}."
     )
 

@@ -207,7 +207,7 @@ def test_the_front_page_s_table_is_of_one_run() -> None:
     assert run is not None
     machine = run["machine"]
     assert f"one {machine['gpu']}:" in table
-    assert f"One run, {machine['when'][:10]}, torch {machine['versions']['torch']}" in table
+    assert f"One card and commit, {machine['when'][:10]}, torch {machine['versions']['torch']}" in table
     assert table.count("measured at") == 1
     rows = readme.asked(Results(), "seven_billion.seven_billion")
     for case, name in readme.FINETUNES.items():
