@@ -28,11 +28,11 @@ from .out_of_memory import advise, is_out_of_memory
 from .overlap import everyone
 from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
-from .state.rule_optimizer import Group, occurrences
+from .state.rule_optimizer import Group, occurrences, state_tensors
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
 from .step.factor import SCALING, note_scaling
 from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
-from .step.members import refuse, state_tensors
+from .step.members import refuse
 from .step.preallocate import preallocate
 from .step.quick import QuickSteps, quick_first
 

@@ -6,8 +6,7 @@ import contextlib
 
 import torch
 
-from .state.rule_optimizer import RuleOptimizer
-from .step.members import state_tensors
+from .state.rule_optimizer import RuleOptimizer, state_tensors
 
 #: Part of the message of the RuntimeError that torch's CPU allocator raises.
 HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"

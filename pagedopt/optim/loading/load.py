@@ -24,8 +24,8 @@ from ...tables.shards import local
 from ..state.damage import whole
 from ..state.encoding import decode, encode
 from ..state.group_options import check_group_options, keep_own
-from ..state.rule_optimizer import RuleOptimizer
-from ..step.members import check_choices, state_tensors
+from ..state.rule_optimizer import RuleOptimizer, state_tensors
+from ..step.members import check_choices
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, members, number_of, reusable
 from .extras import with_extras
 from .foreign import translate

@@ -11,6 +11,8 @@ import torch
 
 from ...rules import Rule
 
+Group = dict[str, Any]
+
 
 def scalars_of(
     rule: Rule, group: Mapping[str, Any], needed: Collection[str] = (), on_device: bool = False

@@ -13,11 +13,11 @@ from ...formats.floating import StateFormat, check_squares, chosen_format, forma
 from ...formats.format import Format
 from ...placements.store import Store
 from ...rules import Rule
+from ...tables.shards import local
 from ...transports.choose import TransportOption
 from .clipping import ClippingOptimizer
-from .group_scalars import scalar_of
+from .group_scalars import Group, scalar_of
 
-Group = dict[str, Any]
 #: As many elements as no parameter has.
 LARGE = 1 << 60
 
@@ -156,3 +156,23 @@ def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Te
     for index, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             yield index, group, p
+
+
+def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
+    """Return the names of the numbers that a parameter has in its state, in torch's order."""
+    return ("step", *rule.carried) if optimizer.has_step else (*rule.carried,)
+
+
+def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
+    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards.
+
+    Sparse tensors of others, which have no address, are left out.
+    """
+    found = {
+        id(value): local(value)
+        for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
+        if isinstance(entry, Mapping)
+        for name, value in entry.items()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and name not in optimizer.numbers
+    }
+    return list(found.values())

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ...formats.floating import SINGLES
-from ...rules import Rule
-from .rule_optimizer import Group, RuleOptimizer
+from .group_scalars import Group
 
 Values = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.int64] | slice
@@ -24,16 +23,6 @@ NumberTensors = Sequence[torch.Tensor]
 Ahead = dict[int, float]
 
 _ALL = slice(None)
-
-
-def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
-    """Return the names of the numbers that a parameter has in its state, in torch's order."""
-    return _number_names(optimizer.has_step, rule)
-
-
-@functools.lru_cache(maxsize=256)
-def _number_names(has_step: bool, rule: Rule) -> tuple[str, ...]:
-    return ("step", *rule.carried) if has_step else tuple(rule.carried)
 
 
 def beside_param(group: Group) -> bool:

@@ -17,8 +17,8 @@ from ...tables.columns import Tensors
 from ...tables.shards import local
 from ...transports.by_value import StructTransport
 from ...transports.choose import TransportOption, create
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts, number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
+from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
 from .device_numbers import DeviceNumbers
 from .host_numbers import HostNumbers
 from .kernel_views import KernelViews

@@ -12,8 +12,7 @@ from ...paging.budget import Budget
 from ...planning.estimate import Estimate, estimate
 from ...system.log import log
 from ...tables.shards import local
-from ..state.rule_optimizer import Group, RuleOptimizer
-from .members import state_tensors
+from ..state.rule_optimizer import Group, RuleOptimizer, state_tensors
 
 #: State of fewer bytes is not what fills a memory.
 LITTLE = 1 << 20

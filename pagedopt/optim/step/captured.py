@@ -14,8 +14,7 @@ from ...system.cuda import graphs
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import Tensors, same_layout
 from ...tables.shards import is_sharded
-from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..state.scalar_state import number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names, occurrences
 from .bucket import Bucket
 from .device_numbers import DeviceNumbers
 from .factor import StepFactor, factor_of

@@ -12,8 +12,8 @@ from ...formats.floating import SINGLES
 from ...launch.device_step import SINGLE, DeviceStep
 from ...launch.sweep import Sweep
 from ..state.group_options import seed_word
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts, number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
+from ..state.scalar_state import Ahead, NumberTensors, UnsavedStepCounts
 from .host_numbers import Numbers, groups_of, number_states
 from .hyperparameters import number_of, scalars_of
 from .members import Member

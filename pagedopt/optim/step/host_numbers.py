@@ -9,8 +9,8 @@ import numpy as np
 
 from ...launch.sweep import Sweep
 from ..state.group_options import seed_word
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
+from ..state.scalar_state import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values
 from .hyperparameters import KnownScalars, Pattern, Uniforms, find_pattern, uniforms_of
 from .members import Member
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from ...placements.ready_arenas import ReadyArenas
 from ...system.interrupts import Uninterrupted
 from ..state.damage import whole
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
+from ..state.scalar_state import Ahead
 from .bucket import Bucket
 from .device_numbers import DeviceNumbers
 from .factor import FactorUpdate, StepFactor, factor_of

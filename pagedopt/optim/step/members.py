@@ -19,8 +19,8 @@ from ...tables.columns import is_fake, same_layout
 from ...tables.misfit import misfit
 from ...tables.shards import is_partial, is_sharded, local, local_grad, placement_of
 from ..state.group_options import check_group_options
-from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
-from ..state.scalar_state import beside_param, number_names
+from ..state.rule_optimizer import Group, RuleOptimizer, number_names, occurrences
+from ..state.scalar_state import beside_param
 from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 from .class_checks import check_update
 
@@ -373,18 +373,3 @@ def _named(member: Member) -> str:
 
 def _words(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-
-
-def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards.
-
-    Sparse tensors of others, which have no address, are left out.
-    """
-    found = {
-        id(value): local(value)
-        for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
-        if isinstance(entry, Mapping)
-        for name, value in entry.items()
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and name not in optimizer.numbers
-    }
-    return list(found.values())

@@ -11,9 +11,9 @@ from ...system.warn import warn_once
 from ...tables.shards import local
 from ...transports.choose import DEFAULT
 from ..state.encoding import fill
-from ..state.rule_optimizer import RuleOptimizer
+from ..state.rule_optimizer import RuleOptimizer, state_tensors
 from ..state.scalar_state import NumberSpec, new_numbers
-from .members import Member, state_tensors
+from .members import Member
 
 
 def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:

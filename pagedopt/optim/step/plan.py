@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from ...formats.format import Format
 from ...placements.ready_arenas import ReadyArenas
 from ...tables.columns import is_dense
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead, number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
+from ..state.scalar_state import Ahead
 from .bucket import Bucket
 from .factor import StepFactor
 from .members import Grads, Member, Members

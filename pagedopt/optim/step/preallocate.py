@@ -6,8 +6,7 @@ from ...formats.floating import known, real_dtype
 from ...rules.rule import check_rule
 from ...system.look.build import compiled_look
 from ...tables.shards import local
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
 from ..state.state_columns import state_columns
 from .class_checks import check_update
 from .factor import factor_of

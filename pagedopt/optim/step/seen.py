@@ -14,8 +14,7 @@ import torch
 from ...system.compare_tensors import addresses, identities, layouts
 from ...tables.columns import Tensors
 from ...tables.shards import is_sharded, local
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import number_names
+from ..state.rule_optimizer import RuleOptimizer, number_names
 from .bucket import Bucket
 from .members import Member, Members
 
