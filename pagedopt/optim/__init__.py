@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ..placements.memory_report import MemoryReport as MemoryReport
     from .base import PagedOptimizer as PagedOptimizer
     from .registry import *  # noqa: F403
-    from .tools.run_with_room import run_with_room as run_with_room
+    from .run_with_room import run_with_room as run_with_room
 else:  # type checkers must not see this __getattr__: they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,

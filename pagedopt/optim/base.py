@@ -18,23 +18,29 @@ from ..placements.store import Store
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.log import log
 from ..system.state_lost import StateLost
-from .keys import check_defaults, check_group_keys, keys_read, warn_of_unread
+from .class_checks import (
+    check_defaults,
+    check_group,
+    check_group_keys,
+    check_initial,
+    check_rules,
+    check_scalars,
+    keys_read,
+    warn_of_unread,
+)
+from .clip import SCALING, note_scaling
+from .gather import refuse
 from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
 from .many import warn_of_many
-from .options import Options, complete, documented
-from .out_of_memory import advise, is_out_of_memory
+from .options import Options, complete, documented, rename_rounding
 from .overlap import everyone
+from .plan import NO_SHARDS, Launches, PreparedStep, grads_of_shards, preallocate, prepare_again, prepare_anew
+from .quick import QuickSteps, quick_first
+from .room import advise, is_out_of_memory, tell
+from .rule_optimizer import Group, occurrences, state_tensors
 from .saving import SavingOptimizer
-from .state.group_options import rename_rounding
-from .state.rule_optimizer import Group, occurrences, state_tensors
-from .step.class_checks import check_group, check_initial, check_rules, check_scalars
-from .step.factor import SCALING, note_scaling
-from .step.launches import NO_SHARDS, Launches, PreparedStep, grads_of_shards, prepare_again, prepare_anew
-from .step.members import refuse
-from .step.preallocate import preallocate
-from .step.quick import QuickSteps, quick_first
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate", "max_grad_norm")
@@ -285,8 +291,6 @@ class PagedOptimizer(SavingOptimizer):
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
                 self._launches = None
-                from .step.budget_advice import tell
-
                 tell(self, why, places, time.perf_counter() - begin)
 
     @locked

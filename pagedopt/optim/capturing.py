@@ -10,8 +10,8 @@ import torch
 
 from ..system.cuda import virtual
 from ..system.warn import outside
+from .capture import CapturedStep, alive, capture
 from .locks import LockedOptimizer, locked
-from .step.captured import CapturedStep, alive, capture
 
 _MESSAGE = (
     "This instance was constructed with capturable=True or some of all the param_groups came with capturable=True, but "

@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from .overlap.overlap import Overlap
 from .overlap.within import Within
-from .state.rule_optimizer import RuleOptimizer
+from .rule_optimizer import RuleOptimizer
 
 
 class OptimizerLock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 from ..system.warn import warn_once
-from .state.rule_optimizer import RuleOptimizer
+from .rule_optimizer import RuleOptimizer
 
 #: So many live optimizers of one parameter are an optimizer per parameter of a model.
 MANY = 100

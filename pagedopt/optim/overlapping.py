@@ -17,7 +17,7 @@ from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
 from .overlap.within import UNCLIPPABLE, Within
-from .step.launches import Launches, PreparedStep
+from .plan import Launches, PreparedStep
 
 
 class OverlappingOptimizer(CapturingOptimizer):

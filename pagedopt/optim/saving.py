@@ -6,14 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .columns import decoded
 from .loading.check import check_is_dict
 from .loading.load import load
 from .locks import locked
+from .options import drop_formats
 from .overlapping import OverlappingOptimizer
-from .state.damage import check_whole
-from .state.encoding import decoded
-from .state.group_options import drop_formats
-from .state.rule_optimizer import RuleOptimizer
+from .rule_optimizer import RuleOptimizer, check_whole
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]

@@ -20,7 +20,7 @@ from stand_ins import raising
 from support import default_dtype
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step import members
+from pagedopt.optim import gather as members
 from tests.optim.edits_groups import GROUP_EDITS, add_group
 from tests.optim.specs import BY_STATE as CASES
 
