@@ -40,7 +40,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "transports": ("pagedopt/transports/*.py",),
     "step": (
-        "pagedopt/optim/base.py", "pagedopt/optim/launch.py", "pagedopt/optim/seen.py",
+        "pagedopt/optim/optimizer.py", "pagedopt/optim/launch.py", "pagedopt/optim/seen.py",
         "pagedopt/optim/numbers.py", "pagedopt/optim/plan.py", "pagedopt/optim/gather.py",
         "pagedopt/optim/launch.py", "pagedopt/system/compare_tensors.py",
     ),

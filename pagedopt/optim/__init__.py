@@ -9,7 +9,7 @@ from .registry import OPTIMIZERS
 
 if TYPE_CHECKING:
     from ..placements.memory_report import MemoryReport as MemoryReport
-    from .base import PagedOptimizer as PagedOptimizer
+    from .optimizer import PagedOptimizer as PagedOptimizer
     from .registry import *  # noqa: F403
     from .run_with_room import run_with_room as run_with_room
 else:  # type checkers must not see this __getattr__: they would accept any name
@@ -17,7 +17,7 @@ else:  # type checkers must not see this __getattr__: they would accept any name
         __name__,
         {
             "..placements.memory_report": ("MemoryReport",),
-            ".base": ("PagedOptimizer",),
+            ".optimizer": ("PagedOptimizer",),
             ".tools.run_with_room": ("run_with_room",),
             **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
         },

@@ -11,7 +11,7 @@ from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from ..system.warn import warn_once
-from .base import Group, PagedOptimizer
+from .optimizer import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
 from .rule_optimizer import of_items_alone
 from .scalars import tuple_of_betas

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
@@ -193,3 +194,23 @@ def _is_off(value: Any) -> bool:
         return value is None or bool(value == 0)
     except (RuntimeError, ValueError):  # several elements
         return False
+
+
+#: So many live optimizers of one parameter are an optimizer per parameter of a model.
+MANY = 100
+_of_one_parameter: weakref.WeakSet[RuleOptimizer] = weakref.WeakSet()
+
+
+def warn_of_many(optimizer: RuleOptimizer) -> None:
+    """Note that an optimizer has a new group.  Warn, once in a process, when :data:`MANY` have one parameter each."""
+    if sum(len(group["params"]) for group in optimizer.param_groups) != 1:
+        _of_one_parameter.discard(optimizer)
+        return
+    _of_one_parameter.add(optimizer)
+    if len(_of_one_parameter) >= MANY:
+        warn_once(
+            "an optimizer per parameter",
+            f"{MANY} optimizers have one parameter each. One optimizer over all parameters can update each within the "
+            "backward, too, with less memory: optimizer.attach(model, overlap='backward'), step() "
+            "behind each backward, and no hooks of your own",
+        )

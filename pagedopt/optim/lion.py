@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from ..rules.lion import lion
-from .base import PagedOptimizer
+from .optimizer import PagedOptimizer
 from .options import Options, check_hyperparameters, documented
 from .scalars import tuple_of_betas
 

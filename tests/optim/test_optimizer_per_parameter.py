@@ -25,7 +25,7 @@ from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import many
-from pagedopt.optim.many import MANY
+from pagedopt.optim.class_checks import MANY
 from pagedopt.placements import FileArena, MappedArena
 from pagedopt.system import warn
 
