@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ..placements.memory_report import MemoryReport as MemoryReport
     from .optimizer import PagedOptimizer as PagedOptimizer
     from .registry import *  # noqa: F403
-    from .run_with_room import run_with_room as run_with_room
+    from .with_room import run_with_room as run_with_room
 else:  # type checkers must not see this __getattr__: they would accept any name
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
             "..placements.memory_report": ("MemoryReport",),
             ".optimizer": ("PagedOptimizer",),
-            ".tools.run_with_room": ("run_with_room",),
+            ".with_room": ("run_with_room",),
             **{f".{entry.module}": (entry.name,) for entry in OPTIMIZERS},
         },
     )
