@@ -16,7 +16,7 @@ from torch.nn import Parameter
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.overlap import everyone
-from pagedopt.optim.step.quick import QuickSteps
+from pagedopt.optim.quick import QuickSteps
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.step import quick
+from pagedopt.optim import quick
 from pagedopt.system.look import build
 
 __all__ = ["nothing_is_queued", "simple"]  # fixtures

@@ -1,19 +1,22 @@
-"""What an optimizer's state occupies and costs, in words: for the log, and for the note of an out-of-memory error."""
+"""Room for state: out-of-memory errors with advice, and what state occupies and costs, in words."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...common.units import text_of_bytes, text_of_seconds
-from ...paging.budget import Budget
-from ...planning.estimate import Estimate, estimate
-from ...system.log import log
-from ...tables.shards import local
-from ..state.rule_optimizer import Group, RuleOptimizer
-from .members import state_tensors
+from ..common.units import text_of_bytes, text_of_seconds
+from ..paging.budget import Budget
+from ..system.log import log
+from ..tables.shards import local
+from .rule_optimizer import Group, RuleOptimizer, state_tensors
+
+if TYPE_CHECKING:
+    from ..planning.estimate import Estimate
 
 #: State of fewer bytes is not what fills a memory.
 LITTLE = 1 << 20
@@ -26,6 +29,8 @@ def _near_place(groups: Iterable[Group]) -> str:
 
 def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate:
     """Estimate the optimizer with another budget, by assumed rates, the rule of its first group and its best way."""
+    from ..planning.estimate import estimate  # here: a step without new state does not need it
+
     rule = optimizer.rule_of(optimizer.param_groups[0])
     return estimate(optimizer.param_groups, rule=rule, state_format=optimizer.state_format, device_budget=budget)
 
@@ -94,4 +99,17 @@ def _where(optimizer: RuleOptimizer, made: Sequence[torch.Tensor] = ()) -> str:
     return f"{text}, about {cost} (rates of {machine})"
 
 
-__all__ = ["advice", "tell", "tell_made"]
+#: Part of the message of the RuntimeError that torch's CPU allocator raises.
+HOST_IS_FULL = "DefaultCPUAllocator: can't allocate memory"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether ``error`` says that memory of a device or of the host ran out."""
+    host = isinstance(error, RuntimeError) and HOST_IS_FULL in str(error)
+    return host or isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
+def advise(error: BaseException, optimizer: RuleOptimizer, before: str = "") -> None:
+    """Add a note to ``error``: ``before``, then the bytes of state, and what a smaller budget frees and costs."""
+    with contextlib.suppress(Exception):  # a failure here must not replace the error that the user has to see
+        error.add_note(before + advice(optimizer, optimizer.store.report(state_tensors(optimizer)).by_place))

@@ -8,22 +8,19 @@ from typing import cast
 
 import torch
 
-from ...placements.arena import Arena
-from ...system import internals
-from ...system.cuda import graphs
-from ...system.interrupts import Uninterrupted
-from ...tables.columns import Tensors, same_layout
-from ...tables.shards import is_sharded
-from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..state.scalar_state import number_names
-from .bucket import Bucket
-from .device_numbers import DeviceNumbers
-from .factor import StepFactor, factor_of
-from .launches import put_state
-from .members import Member, Members, members
-from .plan import Plan
+from ..placements.arena import Arena
+from ..system import internals
+from ..system.cuda import graphs
+from ..system.interrupts import Uninterrupted
+from ..tables.columns import Tensors, same_layout
+from ..tables.shards import is_sharded
+from .clip import StepFactor, factor_of
+from .gather import Member, Members, members
+from .launch import Bucket, Update
+from .numbers import DeviceNumbers
+from .plan import Plan, put_state
+from .rule_optimizer import RuleOptimizer, number_names, occurrences
 from .seen import Seen
-from .update import Update
 
 #: Transports whose tables are kernel arguments.
 BY_VALUE = ("struct", "hybrid")

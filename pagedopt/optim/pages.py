@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from ..launch.device_step import DeviceStep
+from ..launch.sweep import Sweep
 from ..paging.pages import Indices, Pieces, cut
 from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, plan
@@ -23,10 +25,7 @@ from ..system.cuda.driver import CudaError
 from ..system.cuda.nodes import Nodes
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
-from .device_step import DeviceStep
-from .route_graphs import RouteGraphs
-from .staged_graph import StagedGraph, add_staged
-from .sweep import Sweep
+from .page_graphs import RouteGraphs, StagedGraph, add_staged
 
 #: Elements of a chunk while pages move.  Blocks read the table over the link, which copies fill in both directions, so
 #: chunks are large.  With 32,768 a step took 1.4 % longer; from 65,536 on, as long as with a copied table.

@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch.optim import optimizer as torch_hooks
 
-from ...common.patience import Patience
-from ...kernels import team
-from ...system import internals
-from ...system.cuda import virtual
-from ...system.cuda.driver import CudaError, check_code
-from ...system.interrupts import Uninterrupted
-from ...system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead
-from .bucket import Bucket
-from .factor import SCALING, Scaling
-from .host_numbers import HostNumbers
-from .launches import Launches
+from ..common.patience import Patience
+from ..kernels import team
+from ..system import internals
+from ..system.cuda import virtual
+from ..system.cuda.driver import CudaError, check_code
+from ..system.interrupts import Uninterrupted
+from ..system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
+from .clip import SCALING, Scaling
+from .launch import Bucket
+from .numbers import HostNumbers
+from .plan import Launches
 from .quick_launch import QuickClip, QuickLaunch, TableLaunch
+from .rule_optimizer import RuleOptimizer
+from .scalars import Ahead
 
 #: What groups, rules and numbers raise.
 _OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)

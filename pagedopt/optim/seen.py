@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ...system.compare_tensors import addresses, identities, layouts
-from ...tables.columns import Tensors
-from ...tables.shards import is_sharded, local
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import number_names
-from .bucket import Bucket
-from .members import Member, Members
+from ..system.compare_tensors import addresses, identities, layouts
+from ..tables.columns import Tensors
+from ..tables.shards import is_sharded, local
+from .gather import Member, Members
+from .launch import Bucket
+from .rule_optimizer import RuleOptimizer, number_names
 
 _params, _grad, _format = itemgetter("params"), attrgetter("grad"), methodcaller("get", "state_format")
 #: Takes some items of a tuple.

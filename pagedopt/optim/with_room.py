@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import torch
 
-from ...common.kind_of import kind_of
-from ...common.units import text_of_bytes
-from ...tables.shards import local
-from ..base import PagedOptimizer
-from ..out_of_memory import advise, is_out_of_memory
+from ..common.kind_of import kind_of
+from ..common.units import text_of_bytes
+from ..tables.shards import local
+from .optimizer import PagedOptimizer
+from .room import advise, is_out_of_memory
 
 Result = TypeVar("Result")
 

@@ -1,23 +1,25 @@
-"""The interface of a paged optimizer that steps, loading and planning use."""
+"""A paged optimizer as steps, loads and planning see it: its rule, formats and state, and whether that is whole."""
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Container, Iterator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ...formats.choice import Choice, Rounding, State
-from ...formats.floating import StateFormat, check_squares, chosen_format, format_of
-from ...formats.format import Format
-from ...placements.store import Store
-from ...rules import Rule
-from ...transports.choose import TransportOption
-from .clipping import ClippingOptimizer
-from .group_scalars import scalar_of
+from ..formats.choice import Choice, Rounding, State
+from ..formats.floating import StateFormat, check_squares, chosen_format, format_of
+from ..formats.format import Format
+from ..launch.factor import Factor
+from ..placements.store import Store
+from ..rules import Rule
+from ..tables.shards import local
+from ..transports.choose import TransportOption
+from .scalars import Group, scalar_of
 
-Group = dict[str, Any]
 #: As many elements as no parameter has.
 LARGE = 1 << 60
 
@@ -31,7 +33,7 @@ def of_items_alone(rule_of: Method) -> Method:
     return rule_of
 
 
-class RuleOptimizer(ClippingOptimizer):
+class RuleOptimizer(torch.optim.Optimizer):
     """An optimizer whose update is a rule.  Attributes without a value are set by :class:`~pagedopt.PagedOptimizer`."""
 
     rule: ClassVar[Rule]
@@ -64,6 +66,15 @@ class RuleOptimizer(ClippingOptimizer):
     blocks: int | None
     transport: TransportOption
     preallocate: bool
+    _max_grad_norm: float | None = None
+    #: Whether a ``GradScaler`` has scaled a step: from then on what is counted in steps is counted on the device.
+    scaled: bool = False
+    #: By what gradients are multiplied on each device; of captured steps their graphs own others.
+    factors: dict[torch.device, Factor]
+    #: Those of the last step that has clipped, or was captured.
+    clipped_by: dict[torch.device, Factor]
+    #: The record of the last step; None: the next one is prepared anew.
+    _launches: Any = None
 
     @of_items_alone
     def rule_of(self, group: Group) -> Rule:
@@ -150,9 +161,133 @@ class RuleOptimizer(ClippingOptimizer):
                 found.append(str(error))
         return found
 
+    @property
+    def max_grad_norm(self) -> float | None:
+        """The norm to which a step clips the gradients of all its parameters together; None: it does not.
+
+        It may be set between steps.  A step computes with gradients that are multiplied as ``clip_grad_norm_`` would
+        multiply them, but it does not write them.
+
+        Raises:
+            TypeError, ValueError: it is set to what is no number above 0, or None.
+            RuntimeError: it is set while steps are taken within backwards (``attach(model, overlap="backward")``).
+        """
+        return self._max_grad_norm
+
+    @max_grad_norm.setter
+    def max_grad_norm(self, value: float | None) -> None:
+        checked = checked_max_norm(value)
+        if checked is not None and self.unclippable:
+            raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
+        if (checked is None) is not (self._max_grad_norm is None):
+            self._launches = None  # other kernels
+        self._max_grad_norm = checked
+
+    @property
+    def unclippable(self) -> str:
+        """Why gradients cannot be clipped, for an error message; "" if they can."""
+        return ""
+
+    @property
+    def multiplies_gradients(self) -> bool:
+        """Whether steps multiply gradients, to clip them or to undo a scale; other kernels do that."""
+        return self._max_grad_norm is not None or self.scaled
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The norm of all gradients in the last step with ``max_grad_norm``, before clipping; None: there was none.
+
+        Where a ``GradScaler`` scales, it is that of the gradients divided by the scale.  It is a new tensor each time,
+        float64 of no dimensions on the device of the first parameter, and nothing waits for it.  After a replay of a
+        CUDA graph with such a step it is the replay's.  It is infinite or NaN where a gradient was; it stays as it was
+        once ``max_grad_norm`` is None.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), max_grad_norm=1.0)
+            >>> loss.backward()
+            >>> optimizer.step()
+            >>> norms.append(optimizer.grad_norm)  # .item() would wait for the device
+        """
+        factor = next(iter(self.clipped_by.values()), None)
+        return None if factor is None else factor.norm()
+
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
     """Yield (index of the group, group, parameter) for each entry of each group, repeated parameters too."""
     for index, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             yield index, group, p
+
+
+def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
+    """Return the names of the numbers that a parameter has in its state, in torch's order."""
+    return ("step", *rule.carried) if optimizer.has_step else (*rule.carried,)
+
+
+def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
+    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards.
+
+    Sparse tensors of others, which have no address, are left out.
+    """
+    found = {
+        id(value): local(value)
+        for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
+        if isinstance(entry, Mapping)
+        for name, value in entry.items()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and name not in optimizer.numbers
+    }
+    return list(found.values())
+
+
+def checked_max_norm(value: Any) -> float | None:
+    """Return a norm to clip to as a float, or None.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not above 0.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"max_grad_norm is {value!r}; it must be a number above 0, or None: gradients are not clipped")
+    if math.isnan(value) or value <= 0:
+        raise ValueError(f"max_grad_norm is {value!r}; it must be above 0; None: gradients are not clipped")
+    return float(value)
+
+
+class whole:
+    """A ``with`` block that writes state: it is carried out, or changes nothing, or leaves the optimizer damaged.
+
+    The damage is noted first and taken back last, so an interrupt that nothing can stop leaves the note.
+
+    Args:
+        optimizer: whose state is written.
+        what: the block, for the text, as "a step".
+        begun: whether part of the state is new already; asked if the block fails.
+    """
+
+    __slots__ = ("_before", "_begun", "_optimizer", "_what")
+
+    def __init__(self, optimizer: RuleOptimizer, what: str, begun: Callable[[], bool]) -> None:
+        self._optimizer, self._what, self._begun = optimizer, what, begun
+
+    def __enter__(self) -> None:
+        self._before = self._optimizer.damaged
+        self._optimizer.damaged = f"{self._what} ended in the middle"
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self._begun():
+            self._optimizer.damaged = f"{self._what} failed in the middle ({type(error).__name__}: {error})"
+        else:
+            self._optimizer.damaged = self._before
+
+
+def check_whole(optimizer: RuleOptimizer) -> None:
+    """Raise RuntimeError if state is damaged."""
+    if optimizer.damaged:
+        raise RuntimeError(
+            f"the state of this {type(optimizer).__name__} is damaged: {optimizer.damaged}. Some of it belongs to a "
+            "step that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
+        )

@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
-from ...kernels import cpu, cuda
-from ...launch.factor import Factor
-from ...launch.sums import total_at
-from ...system.look.build import DONE, IN_USE
-from ...tables.layout import HostTable
-from ..state.rule_optimizer import RuleOptimizer
-from ..state.scalar_state import Ahead
-from .bucket import Bucket
-from .factor import Gradients
-from .host_numbers import HostNumbers
-from .hyperparameters import KnownScalars, scalars_of
+from ..kernels import cpu, cuda
+from ..launch.factor import Factor
+from ..launch.sums import total_at
+from ..system.look.build import DONE, IN_USE
+from ..tables.layout import HostTable
+from .clip import Gradients
+from .launch import Bucket
+from .numbers import HostNumbers, KnownScalars, scalars_of
+from .rule_optimizer import RuleOptimizer
+from .scalars import Ahead
 
 #: A value of a group: its index, key and value.
 Changed = tuple[int, str, Any]

@@ -1,4 +1,4 @@
-"""Members: the parameters of an optimizer as a step sees them, each with its group, its state, and what that lacks."""
+"""The rows of a step: parameters as they are now, checked, each with its state, made where it is missing."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...formats.choice import Choice
-from ...formats.floating import chosen_format, known, of_dtype, real_dtype
-from ...formats.format import Format
-from ...rules import Rule
-from ...rules.rule import check_rule
-from ...tables.checks import DtypeError
-from ...tables.columns import is_fake, same_layout
-from ...tables.misfit import misfit
-from ...tables.shards import is_partial, is_sharded, local, local_grad, placement_of
-from ..state.group_options import check_group_options
-from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
-from ..state.scalar_state import beside_param, number_names
-from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
+from ..formats.choice import Choice
+from ..formats.floating import chosen_format, known, of_dtype, real_dtype
+from ..formats.format import Format
+from ..rules import Rule
+from ..rules.rule import check_rule
+from ..system.warn import warn_once
+from ..tables.checks import DtypeError
+from ..tables.columns import is_fake, same_layout
+from ..tables.misfit import misfit
+from ..tables.shards import is_partial, is_sharded, local, local_grad, placement_of
+from ..transports.choose import DEFAULT
 from .class_checks import check_update
+from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like
+from .options import check_group_options
+from .room import tell_made
+from .rule_optimizer import Group, RuleOptimizer, number_names, occurrences, state_tensors
+from .scalars import NumberSpec, beside_param, new_numbers
 
 #: Local gradients of DTensors, by parameter.
 Grads = Mapping[torch.Tensor, torch.Tensor]
@@ -375,16 +378,100 @@ def _words(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
-def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return all state tensors except numbers, each once, used or not, preallocated too; of DTensors local shards.
+def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
+    """Add missing state to the entries of members; all members of one parameter get the same entry.
 
-    Sparse tensors of others, which have no address, are left out.
+    The optimizer does not change: new state belongs to the members.
+
+    Raises:
+        MemoryError, torch.OutOfMemoryError: there is no room.
+        ValueError: a decay is too slow for the format of the state.
     """
-    found = {
-        id(value): local(value)
-        for entry in (*optimizer.state.values(), *optimizer.preallocated.values())
-        if isinstance(entry, Mapping)
-        for name, value in entry.items()
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and name not in optimizer.numbers
-    }
-    return list(found.values())
+    optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
+    entries: dict[int, dict[str, Any]] = {}
+    firsts = []
+    for member in found:
+        member.entry = entries.setdefault(id(member.param), member.entry)
+        if member.turn == 0 and (member.is_new or member.missing):
+            firsts.append(member)
+            group = optimizer.param_groups[member.group]
+            optimizer.check_decays(member.param, group)
+            # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
+            optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
+    if not firsts:
+        return
+    ready = {id(m): _preallocated(optimizer, m) for m in firsts}
+    late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
+    wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
+    created = optimizer.store.create(wanted) if wanted else []
+    _warn_on_cpu(optimizer, firsts)
+    _warn_without_int8(optimizer, firsts)
+    if wanted:
+        tell_made(optimizer, created)
+    groups = optimizer.param_groups
+    specs = [NumberSpec.of(groups[m.group], m.param) for m, n in late if n not in m.columns]
+    made, numbers = iter(created), iter(new_numbers(specs))
+    for member in firsts:
+        mine = ready[id(member)]
+        for name in member.missing:
+            value = mine[name] if name in mine else next(made if name in member.columns else numbers)
+            member.entry[name] = value
+        if optimizer.initial and not mine:
+            _fill(optimizer, member)
+
+
+def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
+    """Return a member's missing state, made by ``preallocate=True``; {} if it does not fit now."""
+    made = optimizer.preallocated.get(member.param)
+    if made is None or any(name not in made for name in member.missing):
+        return {}
+    spec = NumberSpec.of(optimizer.param_groups[member.group], member.param)
+    for name in member.missing:
+        column, value = member.columns.get(name), made[name]
+        if column is None:
+            fits = (value.device, value.dtype) == spec
+        else:
+            fits = column.fits(value, member.param) and value.dtype is column.column.dtype
+        if not fits:
+            return {}
+    return {name: made[name] for name in member.missing}
+
+
+def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
+    """Warn, once, of options that have an effect beside a GPU only."""
+    if any(member.param.device.type == "cpu" for member in members):
+        store, transport = optimizer.store, optimizer.transport
+        given = {"host_access": (store.host_access, None), "blocks": (optimizer.blocks, None)}
+        for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():
+            if value != default:
+                said = value.__name__ if isinstance(value, type) else repr(value)
+                text = f"{name}={said} on cpu: there is no GPU behind these parameters, and it has no effect"
+                warn_once((name, "cpu", value), text)
+
+
+def _warn_without_int8(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
+    """Warn, once, of options of int8 where no group has it; a format of one's own may draw bits from the seed, too."""
+    given = {"seed": optimizer.seed or None, "rounding": optimizer.rounding}
+    if set(given.values()) == {None} or any(not of.free for m in members for of in m.columns.values()):
+        return
+    for group in optimizer.param_groups:
+        said = optimizer.state_format_of(group)
+        if any(isinstance(chosen_format(said, name), Choice) for name in optimizer.state_names(group)):
+            return
+    for name, value in given.items():
+        if value is not None:
+            warn_once((name, value), f"{name}={value!r}: no state_format is 'int8', and it has no effect")
+
+
+def _fill(optimizer: RuleOptimizer, member: Member) -> None:
+    """Give new state, which is zero, its first value."""
+    for name, value in optimizer.initial.items():
+        value = optimizer.param_groups[member.group][value] if isinstance(value, str) else value
+        if value == 0:
+            continue
+        if name in member.missing and (name not in member.columns or member.columns[name].free):
+            local(member.entry[name]).fill_(value)
+            optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
+        elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
+            form = member.columns[keys[0]].form
+            fill(form, [member.entry[key] for key in keys], member.param, value, optimizer.store)
