@@ -15,12 +15,10 @@ from cache_support import in_child
 from gpu_support import DEVICES
 from often import MARKS, long_but
 from optim_support import same, stepped
-from stand_ins import raising
 from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step import members
 from tests.acts import BEFORE, FLAGS, HOME, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
 from tests.outside.nadam import NAdam
 from tests.specs import BY_STATE, CASES, Case
@@ -35,6 +33,7 @@ from tests.world import (
     SPILLED,
     World,
     Worlds,
+    assert_refused,
     groups_of,
     one_group,
     parameters,
@@ -167,12 +166,11 @@ def test_every_other_step_is_on_another_stream() -> None:
     assert not Worlds(CASES["adamw"], *SIDES, device="cuda").step(16, act).over
 
 
-def test_what_goes_wrong_by_itself_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_by_itself_is_no_refusal() -> None:
     """Where torch refuses, too: an error that a line of ours does not raise is a slip."""
-    worlds = Worlds(CASES["adamw"], RESIDENT).step(2).do(acts_of("adamw")["exp_avg: number"])
-    monkeypatch.setattr(members, "_check", raising(AttributeError("'float' object has no attribute 'dtype'")))
+    world, slip = World(CASES["adamw"], RESIDENT), AttributeError("'float' object has no attribute 'dtype'")
     with pytest.raises(AssertionError, match="just went wrong"):
-        worlds.step(1)
+        assert_refused(world, slip, slip, world.snapshot())
 
 
 def test_an_act_that_one_side_alone_refuses_is_no_act() -> None:
