@@ -19,7 +19,7 @@ from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from tests.acts import BEFORE, FLAGS, HOME, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
+from tests.acts import BEFORE, FLAGS, HOME, MOVES, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
 from tests.outside.nadam import NAdam
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
@@ -59,7 +59,7 @@ ACTS = [
     pytest.param(name, act, clip, id=f"{name}-{act}{'-clipped' * bool(clip)}", marks=MARKS[often])
     for name in BY_STATE
     for i, act in enumerate(acts_of(name))
-    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and i % 5 == 0))
+    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and (i % 5 == 0 or act in MOVES)))
 ]
 
 
