@@ -20,7 +20,7 @@ from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step import members
+from pagedopt.optim import gather
 from tests.acts import BEFORE, FLAGS, HOME, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
 from tests.outside.nadam import NAdam
 from tests.specs import BY_STATE, CASES, Case
@@ -165,7 +165,7 @@ def test_every_other_step_is_on_another_stream() -> None:
 def test_what_goes_wrong_by_itself_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch refuses, too: an error that a line of ours does not raise is a slip."""
     worlds = Worlds(CASES["adamw"], RESIDENT).step(2).do(acts_of("adamw")["exp_avg: number"])
-    monkeypatch.setattr(members, "_check", raising(AttributeError("'float' object has no attribute 'dtype'")))
+    monkeypatch.setattr(gather, "_check", raising(AttributeError("'float' object has no attribute 'dtype'")))
     with pytest.raises(AssertionError, match="just went wrong"):
         worlds.step(1)
 
