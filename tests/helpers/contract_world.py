@@ -26,7 +26,7 @@ from often import MARKS
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.tables.columns import same_layout
 from tests.contract.differences import Difference, listed
-from tests.optim.specs import spec_of
+from tests.specs import spec_of
 
 #: Flags by which torch chooses one of its implementations.
 FLAGS = ("foreach", "fused", "capturable", "differentiable")

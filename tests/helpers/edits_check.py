@@ -15,7 +15,7 @@ from often import MARKS
 
 import pagedopt
 from tests.optim.edits_groups import EDITS_OF, FLAGS, GROUP_EDITS
-from tests.optim.specs import BY_STATE, SPECS, Case
+from tests.specs import BY_STATE, SPECS, Case
 
 #: Where the package is.
 PACKAGE = Path(pagedopt.__file__).parent

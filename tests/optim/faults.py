@@ -14,7 +14,7 @@ import torch
 from edits import Params, give, parameter, steps
 from stand_ins import refusal
 
-from tests.optim.specs import ADAMW, BY_STATE
+from tests.specs import ADAMW, BY_STATE
 
 Values = dict[tuple[Any, str], Any]
 

@@ -19,7 +19,7 @@ from quick_twins import go_on, go_on_edited, is_quick, nothing_is_queued, pair, 
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from tests.optim.specs import BY_STATE as CASES
+from tests.specs import BY_STATE as CASES
 
 __all__ = ["nothing_is_queued"]  # fixtures
 pytestmark = compiled_alone

@@ -13,7 +13,7 @@ from reference_lion import Lion
 from support import BF16, F16, F32, F64
 
 from pagedopt import PagedLion
-from tests.optim.specs import LION
+from tests.specs import LION
 
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},

@@ -291,5 +291,5 @@ def spec_of(entry: Entry) -> Spec:
         LookupError: there is none.
     """
     if entry.name not in SPECS:
-        raise LookupError(f"tests/optim/specs.py has no Spec of {entry.name}, which is in the registry; add one")
+        raise LookupError(f"tests/specs.py has no Spec of {entry.name}, which is in the registry; add one")
     return SPECS[entry.name]
