@@ -20,7 +20,7 @@ from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step import members
+from pagedopt.optim import gather as members
 from tests.acts import BEFORE, FLAGS, HOME, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
 from tests.outside.nadam import NAdam
 from tests.specs import BY_STATE, CASES, Case
