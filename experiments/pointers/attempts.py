@@ -19,17 +19,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.harness.child import Child
-from experiments.harness.rows import Row, Rows
-from experiments.harness.show import Bar, Table
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import handed_over
 from experiments.works.handed_over import LeftOut
-
-MEASURES = ()
-if TYPE_CHECKING:  # a child loads torch only if it needs it
-    from experiments.harness.run import Run
 
 LIMIT = 120.0
 QUICK = ("vector_nvrtc", "struct_too_large", "foreach_norm_424")
@@ -249,5 +244,7 @@ def ended(row: Row) -> str:
     return row["outcome"] + ("" if row["as_expected"] else " (not as expected)")
 
 
-TABLES = [Table("attempts", {"attempt": "title", "outcome": ended, "message": short})]
-BARS = [Bar("attempts that came out otherwise than expected", unexpected, at_most=0)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("attempts", rows, {"attempt": "title", "outcome": ended, "message": short})
+    page.bar("attempts that came out otherwise than expected", rows, unexpected, at_most=0)
