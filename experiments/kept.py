@@ -63,19 +63,16 @@ class Experiment:
 @functools.cache
 def every() -> tuple[Experiment, ...]:
     """All experiments, in the order of their names: folders that list ``PARTS``, and other files with ``measure``."""
-    paths = [
-        found.name for found in pkgutil.walk_packages(experiments.__path__, "experiments.") if found.name.count(".")
-    ]
-    folders = [path for path in paths if path.count(".") == 1 and (KEPT.parent / path.split(".")[1]).is_dir()]
+    there = list(pkgutil.walk_packages(experiments.__path__, "experiments."))
+    paths, folders = [found.name for found in there], [found.name for found in there if found.ispkg]
     found, taken = [], set[str]()
     for folder in map(importlib.import_module, folders):
         if parts := getattr(folder, "PARTS", ()):
             modules = {part: importlib.import_module(f"{folder.__name__}.{part}") for part in parts}
             found.append(Experiment(folder.NAME, title_of(folder), modules))
             taken |= {module.__name__ for module in modules.values()}
-    asking = [
-        path for path in paths if path.split(".")[1] not in ("works", "lecture", "__main__") and path not in taken
-    ]
+    elsewhere = ("works", "lecture", "__main__")
+    asking = [path for path in paths if path.split(".")[1] not in elsewhere and path not in taken]
     for module in map(importlib.import_module, asking):
         if getattr(getattr(module, "report", None), "__module__", "") == module.__name__:
             name = module.__name__.rpartition(".")[2]

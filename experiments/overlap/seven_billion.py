@@ -211,21 +211,17 @@ class Points(Lines):
         super().draw(axes, rows)
 
 
-PANEL = Points(title="batch {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
+PANEL = Points(title="batches of {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
               label="GiB on the card, by the driver's count", log="", colors=color, inches=3.6)  # fmt: skip
 
 
 def report(page: Page, rows: Rows) -> None:
-    """TODO."""
+    """A table, what follows, pictures, and what is held to a limit."""
     page.table(title, rows, COLUMNS, by=("numel", "card", "batch"))
     page.say(answers(rows), "answers")
-    page.picture(
-        "speed-and-memory",
-        rows.where(drawn=True),
-        [PANEL],
-        "{numel:,} parameters in bfloat16; best is up and to the left",
-        by=("numel", "batch"),
-    )
+    for name, batch in (("speed-and-memory", 4), ("batch-1", 1)):
+        best = "Training {numel:,} bfloat16 parameters: best is up and to the left"
+        page.picture(name, rows.where(drawn=True, batch=batch), [PANEL], best, by=("numel",))
     for batch, what, column, most, unit in (
         (4, "an iteration over torch's fused", "of_resident", 1.06, "x"),
         (4, "memory of the card", "taken", 18.8, "GiB"),

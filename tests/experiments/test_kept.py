@@ -57,7 +57,7 @@ def test_a_picture_is_made_of_the_rows_that_are_kept() -> None:
     }
     stale = [path.name for path, wanted in pictures.items() if not path.exists() or made_of(path) != wanted]
     assert not stale, "python -m experiments NAME --note"
-    assert pictures.keys() | {kept.KEPT / "readme.png"} == set(kept.KEPT.glob("*.png"))
+    assert pictures.keys() | {kept.KEPT / "budgets.png"} == set(kept.KEPT.glob("*.png"))
 
 
 @pytest.mark.parametrize("path", FILES)
