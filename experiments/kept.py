@@ -352,12 +352,14 @@ def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str
     """Name → content of a note: ``machine``, ``bars``, ``left out``, and what the questions say."""
     known = pages(result, experiment)
     mine = experiment.whose
-    found = {f"machine{mine}": machine_line(result)}
+    found = {f"machine{mine}": f"{machine_line(result)} All tables: `python -m experiments {experiment.name} --show`."}
     found[f"left out{mine}"] = (
         "\n".join(f"- {line}" for line in dict.fromkeys(left_out(result, experiment))) or "nothing"
     )
-    if bars := [bar.words() for page in known.values() for bar in page.bars]:
-        found[f"bars{mine}"] = markdown(("work", "bar", "measured", "verdict"), bars)
+    if bars := [bar for page in known.values() for bar in page.bars]:
+        missed = [bar.words()[:3] for bar in bars if bar.met is False]
+        said = f"Of {len(bars)} numbers to reach {len(bars) - len(missed)} are reached."
+        found[f"bars{mine}"] = f"{said}\n\n{markdown(('not reached', 'bar', 'measured'), missed)}" if missed else said
     for name, page in known.items():
         for section, blocks in page.blocks.items():
             texts = [f"**{b.title}**\n\n{markdown(b.headings, b.lines)}" if isinstance(b, Table) else b for b in blocks]

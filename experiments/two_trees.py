@@ -84,15 +84,7 @@ def least_and_median(tree: str, row: Row) -> str:
 
 def report(page: Page, rows: Rows) -> None:
     """A table."""
-    page.table(
-        "µs a step of PagedAdamW",
-        rows,
-        {
-            "work": "work",
-            "clock": "clock",
-            "other: min / median": functools.partial(least_and_median, "other"),
-            "this: min / median": functools.partial(least_and_median, "this"),
-            "this / other": formatted("ratio", "{:.3f}"),
-            "of": "of",
-        },
-    )
+    page.table("µs a step of PagedAdamW", rows, {"work": "work", "clock": "clock",
+        "other: min / median": functools.partial(least_and_median, "other"),
+        "this: min / median": functools.partial(least_and_median, "this"),
+        "this / other": formatted("ratio", "{:.3f}"), "of": "of"})  # fmt: skip

@@ -61,25 +61,10 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "kernels of a compiled function, by what follows a Triton kernel of the user's own",
-        rows,
-        {
-            "what follows": "epilogue",
-            SETTING: "setting",
-            "kernels": "kernels",
-            "right": yes_or_no("right"),
-        },
-    )
-    page.bar(
-        "epilogues that are wrong with the default setting",
-        rows.where(setting=OFF),
-        lambda rows: sum(row["wrong"] for row in rows),
-        at_most=0,
-    )
-    page.bar(
-        "epilogues that the setting fuses",
-        rows.where(setting=ON),
-        lambda rows: sum(row["saved"] > 0 for row in rows),
-        at_least=1,
-    )
+    page.table("kernels of a compiled function, by what follows a Triton kernel of the user's own", rows,
+        {"what follows": "epilogue", SETTING: "setting", "kernels": "kernels",
+        "right": yes_or_no("right")})  # fmt: skip
+    page.bar("epilogues that are wrong with the default setting", rows.where(setting=OFF),
+        lambda rows: sum(row["wrong"] for row in rows), at_most=0)  # fmt: skip
+    page.bar("epilogues that the setting fuses", rows.where(setting=ON),
+        lambda rows: sum(row["saved"] > 0 for row in rows), at_least=1)  # fmt: skip

@@ -36,17 +36,9 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "{work} on {device}, {clock}",
-        rows,
-        {
-            "way": "case",
-            "kernels": "all",
-            "µs": "time",
-            "ncu: bytes ÷ the tensor's": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}"),
-        },
-        by=("work",),
-    )
+    page.table("{work} on {device}, {clock}", rows, {"way": "case", "kernels": "all", "µs": "time",
+        "ncu: bytes ÷ the tensor's": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"],
+        "{:.2f}")}, by=("work", ))  # fmt: skip
     page.bar("composed rules: launches", rows.where(case=RULES), "all", at_most=1)
     page.bar("compiled, what it sees: kernels", rows.where(case=SEEN), "all", at_most=1)
     page.bar("compiled, opaque: kernels", rows.where(case=OPAQUE), "all", at_least=3)

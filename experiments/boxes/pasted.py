@@ -46,22 +46,11 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "func1 and func2 as one, in {language} on {device}",
-        rows,
-        {
-            "what they are": "case",
-            "pasted, or composed": "found",
-            "in words": "said",
-        },
-        by=("language",),
-    )
-    page.bar(
-        "composed rules that are wrong without a word",
-        rows.where(language=RULES),
-        lambda rows: sum(row["silent"] for row in rows),
-        at_most=0,
-    )
+    page.grid("func1 and func2 as one, on {device}", rows, "case", "language", "found", "what they are", str)
+    page.detail.table("func1 and func2 as one, in {language} on {device}", rows,
+        {"what they are": "case", "pasted, or composed": "found", "in words": "said"}, by=("language", ))  # fmt: skip
+    page.bar("composed rules that are wrong without a word", rows.where(language=RULES),
+        lambda rows: sum(row["silent"] for row in rows), at_most=0)  # fmt: skip
     page.bar(
         "pasted texts that are wrong without a word",
         rows,

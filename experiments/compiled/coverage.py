@@ -122,27 +122,18 @@ def unclassified(rows: Rows) -> float:
 
 def report(page: Page, rows: Rows) -> None:
     """Tables and what is held to a limit."""
-    page.table(
-        "classes of torch.optim, three steps in a compiled function",
-        rows.where(what="class"),
-        {
-            "class": "name",
-            "became": "became",
-            "graphs": "graphs",
-            "breaks on purpose": "deliberate",
-            "other breaks": "breaks",
-            "why": lambda row: row["ended"] or row["why"],
-            "off from eager": "error",
-        },
-    )
-    page.table(
-        "compute capability",
-        rows.where(what="capability"),
-        {
-            "least, as Inductor says": "least",
-            "here": "here",
-            "CUDA of this torch": lambda row: row["cuda"] or "-",
-        },
-    )
+    classes = rows.where(what="class")
+    whole = classes.where(became=WHOLE)
+    page.table("classes of torch.optim that are not compiled as a whole",
+        Rows(x for x in classes if x not in whole), {"class": "name", "became": "became",
+        "why": lambda row: row["ended"] or row["why"]})  # fmt: skip
+    page.say(f"Of {len(classes)} classes of torch.optim {len(whole)} are compiled as a whole.")
+    page.detail.table("classes of torch.optim, three steps in a compiled function", classes,
+        {"class": "name", "became": "became", "graphs": "graphs", "breaks on purpose": "deliberate",
+        "other breaks": "breaks", "why": lambda row: row["ended"] or row["why"],
+        "off from eager": "error"})  # fmt: skip
+    page.detail.table("compute capability", rows.where(what="capability"),
+        {"least, as Inductor says": "least", "here": "here",
+        "CUDA of this torch": lambda row: row["cuda"] or "-"})  # fmt: skip
     page.bar("classes of torch.optim that are not classified", rows.where(toy=False), unclassified, at_most=0)
     page.bar("compiled: parameters off from eager (lr is 0.001)", rows, "error", at_most=1e-4)

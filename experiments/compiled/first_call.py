@@ -126,50 +126,23 @@ PANEL = Lines(
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
-    page.table(
-        "AdamW over N tensors of 64 x 64 on {device}: the first step of a process, {clock}",
-        rows.where(what="step"),
-        {
-            "step": "way",
-            "N": "count",
-            "first, s": "first",
-            "of it until there is a step": "built",
-            "later, µs": "later",
-            "kernels": "kernels",
-            **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS},
-            "error": error(),
-        },
-    )
-    page.table(
-        "its phases, each moment in one of them (s, {clock})",
-        rows.where(phased=True),
-        {
-            "step": "way",
-            "N": "count",
-            **{name: phase(name) for name in PHASES},
-            "in none": formatted("off", "{:.1%}"),
-        },
-    )
-    page.table(
-        "the first step grows as N to the power of",
-        rows.where(what="power"),
-        {
-            "step": "way",
-            "over N": lambda row: ", ".join(map(str, row["counts"])),
-            "exponent": "exponent",
-            "between the last two": "last",
-        },
-    )
+    steps, title = (rows.where(what="step"),
+        "AdamW over N tensors of 64 x 64 on {device}: first step of a process, {clock}")  # fmt: skip
+    columns: dict[str, Column] = {"step": "way", "N": "count", "first, s": "first", "later, µs": "later",
+        "kernels": "kernels", **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS}}  # fmt: skip
+    page.table(title, Rows(row for row in steps if row["count"] >= 110), columns)
+    more: dict[str, Column] = {"of it until there is a step": "built", "error": error()}
+    page.detail.table(title, steps, {**columns, **more})
+    page.detail.table("its phases, each moment in one of them (s, {clock})", rows.where(phased=True),
+        {"step": "way", "N": "count", **{name: phase(name) for name in PHASES},
+        "in none": formatted("off", "{:.1%}")})  # fmt: skip
+    page.detail.table("the first step grows as N to the power of", rows.where(what="power"),
+        {"step": "way", "over N": lambda row: ", ".join(map(str, row["counts"])), "exponent": "exponent",
+        "between the last two": "last"})  # fmt: skip
     page.picture("first-step", rows.where(what="step", device="cuda"), [PANEL])
-    page.bar(
-        "ours, cold, one tensor", rows.where(way=OURS_COLD, count=1, device="cuda"), "first_s", at_most=0.5, unit="s"
-    )
-    page.bar(
-        "ours, cold, 1,000 tensors",
-        rows.where(way=OURS_COLD, count=1000, device="cuda"),
-        "first_s",
-        at_most=2.0,
-        unit="s",
-    )
+    page.bar("ours, cold, one tensor", rows.where(way=OURS_COLD, count=1, device="cuda"), "first_s",
+        at_most=0.5, unit="s")  # fmt: skip
+    page.bar("ours, cold, 1,000 tensors", rows.where(way=OURS_COLD, count=1000, device="cuda"), "first_s",
+        at_most=2.0, unit="s")  # fmt: skip
     page.bar("ours, warm", rows.where(way=OURS_WARM, device="cuda"), "first_s", at_most=0.3, unit="s")
     page.bar("compiled: of the first step, what no phase explains", rows.where(device="cuda"), "off", at_most=0.05)

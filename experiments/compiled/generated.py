@@ -197,36 +197,13 @@ def texts(rows: Rows) -> str:
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, and a picture."""
-    page.table(
-        "Inductor's code for a step over two tensors on {device}",
-        rows.where(what="code"),
-        {
-            "step": "case",
-            "kernels": "kernels",
-            "loads": "loads",
-            "stores": "stores",
-            "tmp": "intermediates",
-        },
-    )
-    page.table(
-        "ways to the code",
-        rows.where(what="way"),
-        {
-            "way": "case",
-            "lines": "lines",
-            "paths": "paths",
-            "the code itself": yes_or_no("code"),
-        },
-    )
-    page.table(
-        "where the message of a mistake points",
-        rows.where(what="mistake"),
-        {
-            "mistake in": "case",
-            "error": "error",
-            "file and line of the mistake": yes_or_no("named"),
-            "it says": "at",
-        },
-    )
-    page.say(texts(rows))
+    page.table("Inductor's code for a step over two tensors on {device}", rows.where(what="code"),
+        {"step": "case", "kernels": "kernels", "loads": "loads", "stores": "stores",
+        "tmp": "intermediates"})  # fmt: skip
+    page.detail.table("ways to the code", rows.where(what="way"),
+        {"way": "case", "lines": "lines", "paths": "paths", "the code itself": yes_or_no("code")})  # fmt: skip
+    page.detail.table("where the message of a mistake points", rows.where(what="mistake"),
+        {"mistake in": "case", "error": "error", "file and line of the mistake": yes_or_no("named"),
+        "it says": "at"})  # fmt: skip
+    page.detail.say(texts(rows))
     page.picture("graph", rows.where(what="graph"), coloured)

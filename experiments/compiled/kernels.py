@@ -114,8 +114,7 @@ def called(device: str, cases: Sequence[tuple[str, int]]) -> Iterator[Row]:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.grid(
-        "kernels over N tensors of 64 x 64", rows, "way", "count", lambda row: last_line()(row) or row["kernels"], "N"
-    )
+    page.grid("kernels over N tensors of 64 x 64", rows, "way", "count",
+        lambda row: last_line()(row) or row["kernels"], "N")  # fmt: skip
     page.bar("compiled optimizers of one's own: off from eager, in updates", rows, "error", at_most=1e-3)
     page.bar("ours, launches at any N", rows.where(way=RULE), "kernels", at_most=1)

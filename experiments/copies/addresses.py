@@ -104,21 +104,9 @@ def hexadecimal(column: str) -> Callable[[Row], str]:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "addresses on {device}",
-        rows.where(what="kind"),
-        {
-            "memory": "kind",
-            "for the CPU": hexadecimal("cpu"),
-            "for the GPU": hexadecimal("gpu"),
-            "the same": lambda row: "-" if row.get("same") is None else ("no", "yes")[row["same"]],
-            "the CPU reads there": CPU,
-            "the GPU reads there": GPU,
-        },
-    )
-    page.bar(
-        "kinds of memory in which the two numbers differ",
-        rows.where(what="sum"),
-        lambda rows: float(rows[0]["both"] - rows[0]["same"]),
-        at_most=0,
-    )
+    page.table("addresses on {device}", rows.where(what="kind"),
+        {"memory": "kind", "for the CPU": hexadecimal("cpu"), "for the GPU": hexadecimal("gpu"),
+        "the same": lambda row: "-" if row.get("same") is None else ("no", "yes")[row["same"]],
+        "the CPU reads there": CPU, "the GPU reads there": GPU})  # fmt: skip
+    page.bar("kinds of memory in which the two numbers differ", rows.where(what="sum"),
+        lambda rows: float(rows[0]["both"] - rows[0]["same"]), at_most=0)  # fmt: skip

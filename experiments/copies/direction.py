@@ -150,21 +150,10 @@ green: right; yellow: refused, with error 1; red: wrong or a crash; hatched: the
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    page.table(
-        "{calls}: pairs of six kinds of memory, by direction",
-        rows.where(first=True),
-        {
-            "direction": "direction",
-            "pairs that it fits": "fitting",
-            "of these not right": "failed",
-            "other pairs": "others",
-            "right all the same": "right",
-            "refused": "refused",
-            "wrong data or a crash": "worse",
-        },
-        by=("calls",),
-    )
+    page.table("{calls}: pairs of six kinds of memory, by direction", rows.where(first=True),
+        {"direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
+        "other pairs": "others", "right all the same": "right", "refused": "refused",
+        "wrong data or a crash": "worse"}, by=("calls", ))  # fmt: skip
     page.picture("directions", rows, draw, TITLE)
-    page.bar(
-        "copies without a direction, or by Default, that are not right", rows.where(what="all"), "default", at_most=0
-    )
+    page.bar("copies without a direction, or by Default, that are not right", rows.where(what="all"),
+        "default", at_most=0)  # fmt: skip

@@ -102,40 +102,12 @@ def shown(row: Row) -> str:
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
     page.grid(f"{ONE}, of so many bytes: µs, GB/s, {{clock}}", rows.where(what=ONE), "case", "size", shown, "bytes")
-    page.grid(f"{MANY}, so many: µs, {{clock}}", rows.where(what=MANY), "case", "size", "time", "pieces")
-    page.grid(
-        "of these the GPU's µs, where all calls can be queued", rows.where(what=MANY), "case", "size", "gpu", "pieces"
-    )
-    page.picture(
-        "rates",
-        rows.where(what=ONE),
-        [
-            Lines(
-                title="A copy of one piece",
-                unit="GB/s",
-                x=in_units("size", 1 << 20),
-                y="rate",
-                each="case",
-                label="MiB",
-            )
-        ],
-    )
-    page.picture(
-        "pieces",
-        rows.where(what=MANY),
-        [Lines(title="A copy of many pieces of 24 B", x="size", y="time", each="case", label="pieces")],
-    )
-    page.bar(
-        "1 GiB by one pointer list, of the copy call",
-        rows.where(what=ONE, size=1 << 30, device="cuda", case=OURS),
-        "of_calls",
-        at_least=0.95,
-        unit="x",
-    )
-    page.bar(
-        "4,096 pieces by one pointer list, of _foreach_copy_",
-        rows.where(what=MANY, size=4096, device="cuda", case=OURS),
-        "of_foreach",
-        at_least=5,
-        unit="x",
-    )
+    page.detail.grid(f"{MANY}, so many: µs, {{clock}}", rows.where(what=MANY), "case", "size", "time", "pieces")
+    page.detail.grid("of these the GPU's µs, where all calls can be queued", rows.where(what=MANY), "case",
+        "size", "gpu", "pieces")  # fmt: skip
+    page.picture("rates", rows.where(what=ONE), [Lines(title="A copy of one piece", unit="GB/s",
+        x=in_units("size", 1 << 20), y="rate", each="case", label="MiB")])  # fmt: skip
+    page.bar("1 GiB by one pointer list, of the copy call",
+        rows.where(what=ONE, size=1 << 30, device="cuda", case=OURS), "of_calls", at_least=0.95, unit="x")  # fmt: skip
+    page.bar("4,096 pieces by one pointer list, of _foreach_copy_",
+        rows.where(what=MANY, size=4096, device="cuda", case=OURS), "of_foreach", at_least=5, unit="x")  # fmt: skip

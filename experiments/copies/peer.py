@@ -124,29 +124,11 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
-    page.table(
-        "what the driver says of two GPUs",
-        rows.where(what="said"),
-        {
-            "access": "access",
-            "rank of the way": "rank",
-            "atomics": "atomics",
-        },
-    )
-    page.table(
-        "{bytes:,} bytes from one {gpu} to another, {clock}",
-        rows.where(what="copy"),
-        {
-            "by": "case",
-            "µs": "time",
-            "GB/s": "rate",
-            "÷ the API's": "of_api",
-        },
-    )
-    page.picture(
-        "peer",
-        rows.where(what="copy"),
-        [Bars(title="From one {gpu} to another, {clock}", name="case", length="rate", unit="GB/s")],
-    )
+    page.detail.table("what the driver says of two GPUs", rows.where(what="said"),
+        {"access": "access", "rank of the way": "rank", "atomics": "atomics"})  # fmt: skip
+    page.table("{bytes:,} bytes from one {gpu} to another, {clock}", rows.where(what="copy"),
+        {"by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api"})  # fmt: skip
+    page.picture("peer", rows.where(what="copy"), [Bars(title="From one {gpu} to another, {clock}",
+        name="case", length="rate", unit="GB/s")])  # fmt: skip
     for name in (PULL, PUSH):
         page.bar(f"{name}, of the API's copy", rows.where(what="copy", case=name), "of_api", at_least=0.85, unit="x")

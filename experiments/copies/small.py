@@ -79,12 +79,6 @@ SHOWN = Lines(title="What the host spends on one short copy", x="bytes", y="host
 
 def report(page: Page, rows: Rows) -> None:
     """A table and a picture."""
-    page.grid(
-        "to {device}: µs of the host; waits: does not return while the stream is held",
-        rows,
-        "case",
-        "bytes",
-        shown,
-        "bytes",
-    )
+    page.grid("to {device}: µs of the host; waits: does not return while the stream is held", rows, "case",
+        "bytes", shown, "bytes")  # fmt: skip
     page.picture("small", rows, [SHOWN])

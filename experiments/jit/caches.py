@@ -131,17 +131,8 @@ def measure(run: Run) -> Iterator[Row]:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "two kernels, and what is done to their folder, {device}",
-        rows,
-        {
-            "case": "case",
-            "wrong results": "wrong",
-            "files found": "found",
-            "left as they were": "left",
-            "made anew": "anew",
-            "made beside": "beside",
-        },
-    )
+    page.table("two kernels, and what is done to their folder, {device}", rows,
+        {"case": "case", "wrong results": "wrong", "files found": "found", "left as they were": "left",
+        "made anew": "anew", "made beside": "beside"})  # fmt: skip
     page.bar("files that are damaged, planted or open to others, and were believed", rows, "believed", at_most=0)
     page.bar("processes that computed something else", rows, "wrong", at_most=0)

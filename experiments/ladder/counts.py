@@ -150,8 +150,8 @@ GRID: dict[str, Any] = {"down": "rung", "across": "count", "cell": shown, "corne
 
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, and what is held to a limit."""
-    for name in ("add", "AdamW"):
-        page.grid(TITLE, rows.where(what="count", operation=name), **GRID)
+    page.grid(TITLE, rows.where(what="count", operation="AdamW"), **GRID)
+    page.detail.grid(TITLE, rows.where(what="count", operation="add"), **GRID)
     page.say(default(rows))
     page.bar("the loop launches M x N, off by", rows.where(rung=LOOP), "off", at_most=0)
     page.bar("foreach and fused launch what the header says, off by", rows, "off_batched", at_most=0)

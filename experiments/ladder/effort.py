@@ -161,21 +161,10 @@ PANELS = [
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    page.table(
-        "AdamW over {work} on {device}",
-        rows,
-        {
-            "rung": "case",
-            "lines": "lines",
-            "beneath, once": "beneath",
-            "of Python": "python",
-            "of CUDA": "cuda",
-            "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad",
-            "µs, {clock}": "time",
-            "of the copy": percent("share", "{:.0f} %"),
-            "lines per %": "per",
-            "": last_line(),
-        },
-    )
+    page.table("AdamW over {work} on {device}", rows,
+        {"rung": "case", "lines": "lines", "beneath, once": "beneath", "of Python": "python",
+        "of CUDA": "cuda", "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad",
+        "µs, {clock}": "time", "of the copy": percent("share", "{:.0f} %"), "lines per %": "per",
+        "": last_line()})  # fmt: skip
     page.picture("effort", rows.where(device="cuda"), PANELS)
     page.bar("rungs with fewer lines than ours and as close to a copy", rows.where(device="cuda"), shorter, at_most=0)

@@ -218,21 +218,17 @@ PANELS = [
 
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
-    for key, said, cell in (
-        ("trips cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "kernels", "kernels"),
-        ("bytes cost", "MiB at the peak", mib("extra")),
+    for on, key, said, cell in (
+        (page, "bytes cost", "MiB at the peak", mib("extra")),
+        (page.detail, "trips cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "kernels", "kernels"),
     ):
-        page.grid(f"{{work}} on {{device}} ({{key}}): {said}", rows.where(key=key), cell=cell, **GRID)
+        on.grid(f"{{work}} on {{device}} ({{key}}): {said}", rows.where(key=key), cell=cell, **GRID)
     page.say(bridge(rows))
     page.picture("trucks", rows, PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))
     page.bar("trips are 512 / b, off by", rows, "off", at_most=0)
-    page.bar(
-        "foreach's extra is one intermediate of its group, off by",
-        rows.where(key="bytes cost", way=FOREACH),
-        "from_one",
-        at_most=0.05,
-    )
+    page.bar("foreach's extra is one intermediate of its group, off by",
+        rows.where(key="bytes cost", way=FOREACH), "from_one", at_most=0.05)  # fmt: skip
     page.bar("ours in one group, bytes at the peak", rows.where(way=OURS, trips=1), "extra", at_most=1 << 20, unit="B")
     page.bar("largest group of ours within the memory limit", rows, lambda rows: largest(rows, OURS), at_least=TENSORS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Case, Page, Row, Rows, Run, number, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, number, series
 from experiments.pictures import Lines
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
@@ -79,20 +79,10 @@ DRAWN = Lines(
 
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, and a picture."""
-    page.table(
-        "{case}",
-        rows,
-        {
-            "rows a slice": "batch",
-            "wall µs": "wall",
-            "GPU µs": "gpu",
-            "wall ÷ GPU": "of_gpu",
-            "a kernel, µs": "each",
-            "exposed µs a kernel": "exposed",
-            "trace: kernel before, µs": "before",
-            "trace: gap, µs": "gap_each",
-        },
-        by=("case",),
-    )
+    columns: dict[str, Column] = {"rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu",
+        "wall ÷ GPU": "of_gpu", "a kernel, µs": "each", "exposed µs a kernel": "exposed",
+        "trace: kernel before, µs": "before", "trace: gap, µs": "gap_each"}  # fmt: skip
+    page.table("{case}", rows.where(case=SPLIT), columns)
+    page.detail.table("{case}", rows.where(case=COMBINED), columns)
     page.say(sentence(rows))
     page.picture("gaps", rows, [DRAWN])

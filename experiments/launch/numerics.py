@@ -57,19 +57,11 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """Tables and what is held to a limit."""
-    page.table(
-        "{seeds} seeds, {device}",
-        rows.where(of="way"),
-        {
-            "way": "case",
-            "largest difference from split_stack": error("difference"),
-            "seeds without any": "alike",
-            "largest error against float64": error(),
-            "rms": error("rms"),
-            "error ÷ split_stack's": "of_eager",
-        },
-    )
-    page.table("the order of a sum", rows.where(of="sum"), {"sum": "sum", "difference": error("difference")})
+    page.table("{seeds} seeds, {device}", rows.where(of="way"),
+        {"way": "case", "largest difference from split_stack": error("difference"),
+        "seeds without any": "alike", "largest error against float64": error(), "rms": error("rms"),
+        "error ÷ split_stack's": "of_eager"})  # fmt: skip
+    page.detail.table("the order of a sum", rows.where(of="sum"), {"sum": "sum", "difference": error("difference")})
     page.bar("combined against split_stack, largest difference", rows.where(case=COMBINED), "difference", at_most=0)
     for name in COMPILED.values():
         mine = rows.where(case=name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.lab import Case, Page, Row, Rows, Run, error, number, number_in, over, ratio, spread
+from experiments.lab import Case, Column, Page, Row, Rows, Run, error, number, number_in, over, ratio, spread
 from experiments.launch import timeline
 from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
@@ -109,35 +109,18 @@ LANES = [timeline.Timeline(title=name, unit=CLOCK, where={"case": name}) for nam
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
-    page.table(
-        "16 slices of {batch:,} x 256, {device}",
-        rows.where(of="way"),
-        {
-            "way": "case",
-            "operators": "operators",
-            "launches": "launches",
-            "kernels": "kernels",
-            "host µs": "host",
-            "GPU µs": "gpu",
-            "wall µs (p10 to p90)": spread("wall"),
-            "faster": ratio("faster"),
-            "A100, its trace: faster": "a100_faster",
-            "error": error(),
-        },
-        by=("batch",),
-    )
-    page.grid(
-        "{batch:,} rows a slice: kernels x µs of each (in brackets: an A100's trace)",
-        rows.where(of="kernels", batch=BATCH),
-        "case",
-        "kind",
-        each,
-        "way",
-        kind,
-    )
-    page.picture(
-        "traces", rows.where(drawn=True), LANES, "Between launches the GPU is idle; a CUDA graph closes the gaps"
-    )
+    title, ways = "16 slices of {batch:,} x 256, {device}", rows.where(of="way")
+    columns: dict[str, Column] = {"way": "case", "launches": "launches", "kernels": "kernels",
+        "GPU µs": "gpu", "wall µs": "wall", "faster": ratio("faster"),
+        "A100, its trace: faster": "a100_faster"}  # fmt: skip
+    page.table(title, ways.where(batch=rows[0]["batch"]), columns)
+    more: dict[str, Column] = {"operators": "operators", "host µs": "host",
+        "wall µs (p10 to p90)": spread("wall"), "error": error()}  # fmt: skip
+    page.detail.table(title, ways, {**columns, **more}, by=("batch",))
+    page.detail.grid("{batch:,} rows a slice: kernels x µs of each (in brackets: an A100's trace)",
+        rows.where(of="kernels", batch=BATCH), "case", "kind", each, "way", kind)  # fmt: skip
+    page.picture("traces", rows.where(drawn=True), LANES,
+        "Between launches the GPU is idle; a CUDA graph closes the gaps")  # fmt: skip
     page.bar("split_stack, kernels more or less than 36", rows.where(case=SPLIT, **GPU), "off", at_most=0)
     page.bar("combined, kernels more or less than 5", rows.where(case=COMBINED, **GPU), "off", at_most=0)
     page.bar("split_stack compiled, kernels", rows.where(case=COMPILED[SPLIT], **GPU), "kernels", at_most=19)

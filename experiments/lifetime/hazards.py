@@ -168,7 +168,7 @@ def quoted(rows: Rows) -> str | None:
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
     page.grid("what a step does on {device}", rows.where(what="hazard"), "hazard", "way", shown, "hazard", str)
-    page.say(quoted(rows))
+    page.detail.say(quoted(rows))
     page.picture("hazards", rows, draw, "What happens to a list whose tensors are no longer where they were")
     page.bar("hazards that pagedopt lets through, and torch does not", rows, unnoticed, at_most=0)
     page.bar("hazards that pagedopt names and memcheck does not", rows, missed, at_least=1)

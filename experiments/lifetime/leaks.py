@@ -99,17 +99,7 @@ def most(rows: Rows) -> float | None:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "left on {device}",
-        rows,
-        {
-            "kind": "kind",
-            "made": "count",
-            "MiB of RAM": mib("ram"),
-            "MiB of the card": mib("card"),
-            "MiB managed": mib("managed"),
-            "descriptors": "descriptors",
-        },
-    )
+    page.table("left on {device}", rows, {"kind": "kind", "made": "count", "MiB of RAM": mib("ram"),
+        "MiB of the card": mib("card"), "MiB managed": mib("managed"), "descriptors": "descriptors"})  # fmt: skip
     page.bar("bytes that a kind of list leaves behind", rows, most, at_most=1.0, unit="MiB")
     page.bar("descriptors that a kind of list leaves behind", rows, "descriptors", at_most=0)

@@ -137,15 +137,7 @@ def wrong(rows: Rows) -> float:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "a list that changes before its kernel has run",
-        rows,
-        {
-            "list": "where",
-            "held by": "who",
-            "then": "act",
-            "the kernel updates": "found",
-            "the host waited": yes_or_no("waited"),
-        },
-    )
+    page.table("a list that changes before its kernel has run", rows,
+        {"list": "where", "held by": "who", "then": "act", "the kernel updates": "found",
+        "the host waited": yes_or_no("waited")})  # fmt: skip
     page.bar("lists of pagedopt whose kernel updates another tensor", rows, wrong, at_most=0)

@@ -82,37 +82,14 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    page.table(
-        "µs over a direct call, by tensors handed, on {device}",
-        rows,
-        {
-            "registered by": "case",
-            "tensors": "tensors",
-            "µs a call": "time",
-            "overhead, µs": lambda row: number(row["more"]),
-            "overhead, µs a tensor": lambda row: f"{row['each']:.3f}",
-            "lines": "lines",
-            "cold start, s": "cold",
-        },
-    )
-    page.picture(
-        "ways",
-        rows,
-        [
-            Lines(
-                title="a call that does nothing",
-                x="tensors",
-                y="time",
-                each="case",
-                label="tensors that it is handed",
-                colors=lambda name: BLUE if name == OURS else GRAY,
-            )
-        ],
-        "What it costs to pass through torch, by how an operator is registered, {device}",
-    )
-    page.bar(
-        "ours: overhead ÷ what is allowed (5 µs a call and 0.15 a tensor; of 1,000 tensors 0.25 each)",
-        rows.where(case=OURS),
-        "of_allowed",
-        at_most=1,
-    )
+    page.grid("µs a call, by tensors handed, on {device}", rows, "case", "tensors", "time", "registered by")
+    page.detail.table("µs over a direct call, by tensors handed, on {device}", rows,
+        {"registered by": "case", "tensors": "tensors", "µs a call": "time",
+        "overhead, µs": lambda row: number(row["more"]),
+        "overhead, µs a tensor": lambda row: f"{row['each']:.3f}", "lines": "lines",
+        "cold start, s": "cold"})  # fmt: skip
+    page.picture("ways", rows, [Lines(title="a call that does nothing", x="tensors", y="time", each="case",
+        label="tensors that it is handed", colors=lambda name: BLUE if name == OURS else GRAY)],
+        "What it costs to pass through torch, by how an operator is registered, {device}")  # fmt: skip
+    page.bar("ours: overhead ÷ what is allowed (5 µs a call and 0.15 a tensor; of 1,000 tensors 0.25 each)",
+        rows.where(case=OURS), "of_allowed", at_most=1)  # fmt: skip

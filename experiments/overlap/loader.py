@@ -108,27 +108,13 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table(
-        "a loader's copies of 4 MiB while 1.56 B parameters train; ms ({clock})",
-        rows,
-        {
-            "on": "stream",
-            "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "),
-            "a copy": ms("time"),
-            "p10 to p90": spread_ms("time"),
-            "p99": ms("p99"),
-            "waits": formatted("waits_time", "{:.2f}"),
-            "waits, p99": formatted("waits_p99", "{:.2f}"),
-            "copies": formatted("count", "{:,.0f}"),
-        },
-    )
+    page.table("a loader's copies of 4 MiB while 1.56 B parameters train; ms ({clock})", rows,
+        {"on": "stream", "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "),
+        "a copy": ms("time"), "p10 to p90": spread_ms("time"), "p99": ms("p99"),
+        "waits": formatted("waits_time", "{:.2f}"), "waits, p99": formatted("waits_p99", "{:.2f}"),
+        "copies": formatted("count", "{:,.0f}")})  # fmt: skip
     for stream in (OWN, MODELS_STREAM):
         for state in ("int8", "float32"):
             for what, column, most in (("median", "waits_time", 1.0), ("p99", "waits_p99", 2.0)):
-                page.bar(
-                    f"{state}, hidden: a copy on {stream} waits, {what}",
-                    rows.where(state=state, way=HIDDEN, stream=stream),
-                    column,
-                    at_most=most,
-                    unit="ms",
-                )
+                page.bar(f"{state}, hidden: a copy on {stream} waits, {what}",
+                    rows.where(state=state, way=HIDDEN, stream=stream), column, at_most=most, unit="ms")  # fmt: skip

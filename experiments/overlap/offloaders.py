@@ -83,4 +83,4 @@ MAKERS: dict[str, Callable[[], Make]] = {BITSANDBYTES: bitsandbytes, TORCHAO: to
 
 def report(page: Page, rows: Rows) -> None:
     """A table."""
-    shown(page, rows)
+    shown(page, rows, rows)

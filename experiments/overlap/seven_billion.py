@@ -230,10 +230,5 @@ def report(page: Page, rows: Rows) -> None:
         (1, "memory of the card", "taken", 16.0, "GiB"),
         (1, "host in hooks", "hooks_ms", 60.0, "ms"),
     ):
-        page.bar(
-            f"batch {batch}, within the backward: {what}",
-            rows.where(batch=batch, **WITHIN),
-            column,
-            at_most=most,
-            unit=unit,
-        )
+        page.bar(f"batch {batch}, within the backward: {what}", rows.where(batch=batch, **WITHIN), column,
+            at_most=most, unit=unit)  # fmt: skip

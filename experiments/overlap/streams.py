@@ -98,9 +98,6 @@ class Streams(Panel):
 
 def report(page: Page, rows: Rows) -> None:
     """A picture."""
-    page.picture(
-        "streams",
-        rows,
-        [Streams(title="{model} parameters, two iterations, {way}", where={"way": way}) for way in (EXPOSED, HIDDEN)],
-        "Exposed, the model waits for the step; hidden, the next forward goes on beside it",
-    )
+    page.picture("streams", rows, [Streams(title="{model} parameters, two iterations, {way}",
+        where={"way": way}) for way in (EXPOSED, HIDDEN)],
+        "Exposed, the model waits for the step; hidden, the next forward goes on beside it")  # fmt: skip

@@ -130,7 +130,8 @@ WORST = "bytes that crossed ÷ bytes that had to, worst share"
 def report(page: Page, rows: Rows) -> None:
     """Tables and what is held to a limit."""
     page.grid(CROSSED, rows.where(kind=STEP), "way", "share", crossing, "way", "{:.0%}".format)
-    page.table("what the counters count for known traffic", rows.where(kind=KNOWN), COUNTING)
-    page.table("copies of one staged step, all away, as torch's profiler has them", rows.where(kind=PROFILER), COPIES)
+    page.detail.table("what the counters count for known traffic", rows.where(kind=KNOWN), COUNTING)
+    page.detail.table("copies of one staged step, all away, as torch's profiler has them",
+        rows.where(kind=PROFILER), COPIES)  # fmt: skip
     for way in PAGED:
         page.bar(f"{way}: {WORST}", rows.where(kind=STEP, way=way), "of_must", at_most=1.01, unit="x")

@@ -115,7 +115,6 @@ WAITS: dict[str, Column] = {"what": "name", "wall ms": ms("wall"), "p10 to p90":
 
 def report(page: Page, rows: Rows) -> None:
     """Tables."""
-    page.table(
-        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB", rows.where(kind=PAGES), MOVES
-    )
-    page.table("placement='managed-driver', all state on the host before", rows.where(kind=STEPS), WAITS)
+    page.table(lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB",
+        rows.where(kind=PAGES), MOVES)  # fmt: skip
+    page.detail.table("placement='managed-driver', all state on the host before", rows.where(kind=STEPS), WAITS)

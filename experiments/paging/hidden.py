@@ -117,10 +117,5 @@ def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
     page.table("an update behind bf16 products of {width}²", rows, COLUMNS)
     for placement in ("mapped", "managed"):
-        page.bar(
-            HIDDEN.format(placement),
-            rows.where(placement=placement, access="in_place", blocks=8),
-            "hidden",
-            at_least=85,
-            unit="%",
-        )
+        page.bar(HIDDEN.format(placement), rows.where(placement=placement, access="in_place", blocks=8),
+            "hidden", at_least=85, unit="%")  # fmt: skip

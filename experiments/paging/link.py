@@ -51,9 +51,6 @@ def what(row: Row) -> str:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what follows."""
-    page.table(
-        lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
-        rows.where(kind=CEILING),
-        {"what": what, "GB/s": RATE, "ms": ms(best)},
-    )
+    page.table(lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
+        rows.where(kind=CEILING), {"what": what, "GB/s": RATE, "ms": ms(best)})  # fmt: skip
     page.say(ceilings(rows), "ceilings")

@@ -88,5 +88,6 @@ COLUMNS: dict[str, Column] = {
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table("memory that an optimizer and three steps take", rows, COLUMNS)
+    page.table("memory that an optimizer and three steps take", rows.where(share=0.0), COLUMNS)
+    page.detail.table("and at other shares", rows, COLUMNS)
     page.bar("device memory taken beyond budget and ring, worst way and share", rows, "beyond", at_most=2, unit="MiB")

@@ -182,9 +182,7 @@ STEPS = Bars(title="{numel:,} parameters", unit="ms", name="label", length="wall
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     page.table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", rows, COLUMNS)
-    page.picture(
-        "rivals", rows, [STEPS], "Solid: the step; pale: its pages pushed out, so that state is on the host again"
-    )
-    page.bar(
-        f"speed over {RIVAL}, same start and end", rows.where(name=RIVAL, what=SAME), "over", at_least=3.5, unit="x"
-    )
+    page.picture("rivals", rows, [STEPS],
+        "Solid: the step; pale: its pages pushed out, so that state is on the host again")  # fmt: skip
+    page.bar(f"speed over {RIVAL}, same start and end", rows.where(name=RIVAL, what=SAME), "over",
+        at_least=3.5, unit="x")  # fmt: skip

@@ -213,16 +213,8 @@ def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     page.table(title, rows.where(kind=LOOP), COLUMNS)
     page.picture("spikes", rows.where(kind=TIME), [SHOWN])
-    page.bar(
-        "spikes: loops that finish where the card is too small without spilling",
-        rows.where(kind=LOOP),
-        "finished",
-        at_least=2,
-    )
+    page.bar("spikes: loops that finish where the card is too small without spilling",
+        rows.where(kind=LOOP), "finished", at_least=2)  # fmt: skip
     page.bar("spikes: the other steps, time over unpaged", rows.where(kind=LOOP), "slower", at_most=3, unit="%")
-    page.bar(
-        f"spikes: losses that differ from '{UNPAGED}'",
-        rows.where(kind=LOOP),
-        lambda rows: float(not rows[0]["same"]),
-        at_most=0,
-    )
+    page.bar(f"spikes: losses that differ from '{UNPAGED}'", rows.where(kind=LOOP),
+        lambda rows: float(not rows[0]["same"]), at_most=0)  # fmt: skip

@@ -235,7 +235,8 @@ def report(page: Page, rows: Rows) -> None:
     """A table and a picture."""
     for what, column in (("GPU time (wall where the host is blocked)", "time"), ("host time of step()", "host")):
         title = f"{what}, ms, by share of state on the device"
-        page.grid(title, rows.where(**TIMED), "way", "share", ms(column), "way", "{:.0%}".format)
+        on = page if column == "time" else page.detail
+        on.grid(title, rows.where(**TIMED), "way", "share", ms(column), "way", "{:.0%}".format)
     page.table("what the times say", rows.where(kind=SAYS), SAID)
     page.picture("shares", rows.where(**TIMED), [PRICED])
     bars(page, rows)

@@ -50,9 +50,9 @@ def report(page: Page, rows: Rows) -> None:
         ("rewritten", "GPU", "gpu"),
         ("new scalars", "wall", "wall"),
     ):
-        ways.on_grid(
-            page, f"managed memory by advice, 1 list, {ways.MODES[mode]}: {name} µs", rows.where(mode=mode), clock
-        )
+        on = page if name == "wall" and mode == "rewritten" else page.detail
+        ways.on_grid(on, f"managed memory by advice, 1 list, {ways.MODES[mode]}: {name} µs",
+            rows.where(mode=mode), clock)  # fmt: skip
     page.say(sentence(rows), "answer")
     page.picture("advice", rows, ways.PANELS, TITLE)
     page.bar("tables in a page with another advice's", rows, sharing, at_most=0)

@@ -228,9 +228,8 @@ def outcome(name: str) -> Iterator[Row]:
 
 
 def short(row: Row) -> str:
-    """The first lines of a message."""
-    lines = [line.strip() for line in row["message"].splitlines() if line.strip()]
-    return "\n".join(lines[:3])[:400]
+    """The first line of a message."""
+    return next((line.strip()[:200] for line in row["message"].splitlines() if line.strip()), "")
 
 
 def unexpected(rows: Rows) -> tuple[float, str]:
@@ -241,7 +240,9 @@ def unexpected(rows: Rows) -> tuple[float, str]:
 
 def ended(row: Row) -> str:
     """The outcome, and whether it surprises."""
-    return row["outcome"] + ("" if row["as_expected"] else " (not as expected)")
+    as_expected = row["as_expected"]
+    said = f"{row['outcome']}, as expected" if row["outcome"] == "fails" and as_expected else str(row["outcome"])
+    return said if as_expected else f"{said} (not as expected)"
 
 
 def report(page: Page, rows: Rows) -> None:

@@ -57,6 +57,6 @@ PANEL = Lines(title=TITLE, x="count", y="wall", each="way", label="tensors", col
 def report(page: Page, rows: Rows) -> None:
     """Tables and a picture."""
     ways.on_grid(page, "norms of N tensors: wall µs", rows, "wall")
-    ways.on_grid(page, "norms of N tensors: GPU µs", rows, "gpu")
-    ways.on_grid(page, "kernels that torch._foreach_norm launches", rows.where(counted=True), "launches")
+    ways.on_grid(page.detail, "norms of N tensors: GPU µs", rows, "gpu")
+    ways.on_grid(page.detail, "kernels that torch._foreach_norm launches", rows.where(counted=True), "launches")
     page.picture("norms", rows, [PANEL])

@@ -19,7 +19,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, by_clock_of, formatted, on_own_clock, over, percent, ratio, spread
+from experiments.lab import (
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    by_clock_of,
+    formatted,
+    on_own_clock,
+    over,
+    percent,
+    ratio,
+    spread,
+)
 from experiments.pictures import BLUE, GRAY, PURPLE, Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, OURS, Build
@@ -226,51 +239,27 @@ PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", 
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    page.table(
-        "{what}, {work}, {device}",
-        rows,
-        {
-            "who": "case",
-            "launches": "launches",
-            "kernels": "kernels",
-            "operators": "operators",
-            "host µs": "host",
-            "GPU µs": "gpu",
-            "wall µs (p10 to p90)": spread("wall"),
-            "of the copy": percent("share"),
-            "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"),
-            "÷ unscaled": ratio("of_unscaled"),
-            "by": "clock",
-        },
-        by=("key", "what", "device"),
+    columns: dict[str, Column] = {"who": "case", "launches": "launches", "kernels": "kernels",
+        "GPU µs": "gpu", "of the copy": percent("share"),
+        "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled")}  # fmt: skip
+    title = "{what}, {work}, {device}"
+    page.table("clip and scale: {work}, {device}", rows.where(key=GPT2, device="cuda"), {"what": "what", **columns})
+    more: dict[str, Column] = {"host µs": "host", "operators": "operators",
+        "wall µs (p10 to p90)": spread("wall"), "by": "clock"}  # fmt: skip
+    page.detail.table(title, rows, {**columns, **more}, by=("key", "what", "device"))
+    page.picture(
+        "steps",
+        rows.where(key=GPT2),
+        PANELS,
+        "Clipping and scaling, inside of the step and beside it",
+        by=("work", "device"),
     )
-    page.picture("steps", rows, PANELS, "Clipping and scaling, inside of the step and beside it", by=("work", "device"))
-    page.bar(
-        "GPT-2, clip and step, of a copy of its bytes",
-        rows.where(key=GPT2, what=CLIP, case=OURS, **GPU),
-        "of_copy",
-        at_most=1.07,
-        unit="x",
-    )
+    page.bar("GPT-2, clip and step, of a copy of its bytes",
+        rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "of_copy", at_most=1.07, unit="x")  # fmt: skip
     page.bar("GPT-2, clip and step, launches", rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "launches", at_most=3)
-    page.bar(
-        "GPT-2, a scaled step's kernels, of an unscaled one's",
-        rows.where(key=GPT2, what=SCALE, case=GIVEN, **GPU),
-        "of_unscaled",
-        at_most=1.02,
-        unit="x",
-    )
-    page.bar(
-        "1,000 tiny tensors, clip and step, wall, of torch's",
-        rows.where(key=TINY, what=CLIP, case=OURS, **GPU),
-        "of_torch_wall",
-        at_most=0.333,
-        unit="x",
-    )
-    page.bar(
-        "1,000 tiny tensors, captured, wall, of torch's eager",
-        rows.where(key=TINY, what=CLIP, case=IN_GRAPH, **GPU),
-        "of_torch_wall",
-        at_most=0.1,
-        unit="x",
-    )
+    page.bar("GPT-2, a scaled step's kernels, of an unscaled one's",
+        rows.where(key=GPT2, what=SCALE, case=GIVEN, **GPU), "of_unscaled", at_most=1.02, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, clip and step, wall, of torch's",
+        rows.where(key=TINY, what=CLIP, case=OURS, **GPU), "of_torch_wall", at_most=0.333, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, captured, wall, of torch's eager",
+        rows.where(key=TINY, what=CLIP, case=IN_GRAPH, **GPU), "of_torch_wall", at_most=0.1, unit="x")  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, percent, ratio
+from experiments.lab import Column, Page, Row, Rows, Run, percent, ratio
 from experiments.pictures import Lines
 from experiments.works.codes_8_bits import FLASH, PUBLISHED, Code, rooted
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
@@ -217,48 +217,21 @@ PANELS = [Lines(title=title, where={"drawn": which}, **ABOUT) for which, title i
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
-    page.table(
-        "AdamW, both moments: {numel:,} parameters, {steps} steps",
-        rows.where(which=BOTH),
-        {
-            "state": "code",
-            "β1": "beta1",
-            "β2": "decay",
-            "error of the update": percent("error", "{:.2f} %"),
-            "÷ bitsandbytes'": ratio("of_rival"),
-            "bias of v": percent("bias", "{:+.1f} %"),
-            "largest update": "worst",
-            "turned": percent("turned", "{:.2f} %"),
-        },
-    )
-    page.table(
-        "First moments alone, int8: {numel:,} parameters, {steps} steps",
-        rows.where(which=FIRST, code=OURS),
-        {
-            "optimizer": "family",
-            "decay": "decay",
-            "error": percent("error"),
-            "÷ at 0.9": ratio("of_nine"),
-            "bitsandbytes'": percent("rival"),
-            "bfloat16": percent("half", "{:.2f} %"),
-            "turned": percent("turned", "{:.2f} %"),
-            "turned, bitsandbytes'": percent("rival_turned", "{:.2f} %"),
-            "allowed": "allowed",
-        },
-    )
+    columns: dict[str, Column] = {"state": "code", "β1": "beta1", "β2": "decay",
+        "error of the update": percent("error", "{:.2f} %"), "÷ bitsandbytes'": ratio("of_rival"),
+        "bias of v": percent("bias", "{:+.1f} %"), "largest update": "worst",
+        "turned": percent("turned", "{:.2f} %")}  # fmt: skip
+    both, title = rows.where(which=BOTH), "AdamW, both moments: {numel:,} parameters, {steps} steps"
+    page.table(title, Rows(row for row in both if row["code"] in DRAWN[BOTH]), columns)
+    page.detail.table(title, both, columns)
+    page.detail.table("First moments alone, int8: {numel:,} parameters, {steps} steps",
+        rows.where(which=FIRST, code=OURS), {"optimizer": "family", "decay": "decay",
+        "error": percent("error"), "÷ at 0.9": ratio("of_nine"), "bitsandbytes'": percent("rival"),
+        "bfloat16": percent("half", "{:.2f} %"), "turned": percent("turned", "{:.2f} %"),
+        "turned, bitsandbytes'": percent("rival_turned", "{:.2f} %"), "allowed": "allowed"})  # fmt: skip
     page.picture("errors", rows, PANELS, "The longer a moment remembers, the further 8 bits take its update off")
-    page.bar(
-        "AdamW, β2 0.999: error ÷ bitsandbytes'",
-        rows.where(which=BOTH, code=OURS, beta1=0.9, decay=0.999),
-        "of_rival",
-        at_most=0.5,
-        unit="x",
-    )
+    page.bar("AdamW, β2 0.999: error ÷ bitsandbytes'",
+        rows.where(which=BOTH, code=OURS, beta1=0.9, decay=0.999), "of_rival", at_most=0.5, unit="x")  # fmt: skip
     page.bar("AdamW: bias of v", rows.where(which=BOTH, code=OURS), "off", at_most=1.0, unit="%")
-    page.bar(
-        f"first moments up to {MAX_DECAY}: error ÷ bitsandbytes'",
-        rows.where(which=FIRST, code=OURS, allowed="yes"),
-        "of_rival",
-        at_most=1.0,
-        unit="x",
-    )
+    page.bar(f"first moments up to {MAX_DECAY}: error ÷ bitsandbytes'",
+        rows.where(which=FIRST, code=OURS, allowed="yes"), "of_rival", at_most=1.0, unit="x")  # fmt: skip

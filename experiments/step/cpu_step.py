@@ -114,21 +114,13 @@ QUARTILES = ("p25", "p75")
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, and what is held to a limit."""
-    page.table(
-        "PagedAdamW (quartiles)",
-        rows.where(case=OURS),
-        {
-            "over": "work",
-            "threads": "threads",
-            "µs": spread("time", *QUARTILES),
-            "torch fused in turn, µs": spread("other", *QUARTILES),
-            "speed over torch fused": spread("ratio", *QUARTILES),
-            "GB/s": "rate",
-            "pairs": lambda row: f"{row['ratio']['n']:,}",
-        },
-    )
-    page.grid(
-        f"{FOREACH}: speed over torch fused, by threads", rows.where(case=FOREACH), "work", "threads", "ratio", "over"
-    )
+    for name, on in ((OURS, page), (FOREACH, page.detail)):
+        title = f"{name}: speed over torch fused, by threads"
+        on.grid(title, rows.where(case=name), "work", "threads", "ratio", "over")
+    page.detail.table("PagedAdamW (quartiles)", rows.where(case=OURS),
+        {"over": "work", "threads": "threads", "µs": spread("time", *QUARTILES),
+        "torch fused in turn, µs": spread("other", *QUARTILES),
+        "speed over torch fused": spread("ratio", *QUARTILES), "GB/s": "rate",
+        "pairs": lambda row: f"{row['ratio']['n']:,}"})  # fmt: skip
     page.say(beside(rows))
     page.bar("speed over torch fused, where it is least", rows.where(case=OURS), "ratio", at_least=0.95, unit="x")

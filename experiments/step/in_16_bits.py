@@ -35,10 +35,5 @@ def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     shown(page, rows)
     page.picture("in-16-bits", rows, PANELS, "A step of AdamW takes little longer than a copy of its bytes (dashed)")
-    page.bar(
-        "bf16, bf16 state, GPT-2, share of HBM copy",
-        rows.where(device="cuda", case=OURS),
-        "share",
-        at_least=85,
-        unit="%",
-    )
+    page.bar("bf16, bf16 state, GPT-2, share of HBM copy", rows.where(device="cuda", case=OURS), "share",
+        at_least=85, unit="%")  # fmt: skip

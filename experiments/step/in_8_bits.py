@@ -17,6 +17,7 @@ import torch
 
 from experiments.lab import (
     Case,
+    Column,
     Page,
     Row,
     Rows,
@@ -159,57 +160,27 @@ PANELS = [Bars(title="{work}, {device}", name="case", length="time", unit="ms", 
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    page.table(
-        "{place}, {device}: {work}",
-        rows,
-        {
-            "step": "case",
-            "ms": ms("time"),
-            "p10 to p90": spread_ms("time"),
-            "GB/s": "rate",
-            "of a copy": percent("share"),
-            "of the plain kernel": percent("share_in_place"),
-            "bitsandbytes ÷ it (wall)": ratio("over_rival"),
-            "float32 ÷ it": ratio("over_fp32"),
-            "by": "clock",
-            "error": error(),
-        },
-        by=("place", "device"),
-    )
-    page.picture(
-        "in-8-bits",
-        rows.where(place="resident"),
-        PANELS,
+    columns: dict[str, Column] = {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+        "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it (wall)": ratio("over_rival"),
+        "float32 ÷ it": ratio("over_fp32"), "error": error()}  # fmt: skip
+    more: dict[str, Column] = {"p10 to p90": spread_ms("time"), "GB/s": "rate", "by": "clock"}
+    for place in ("resident", "away"):
+        page.table("{place}, {device}: {work}", rows.where(place=place, device="cuda"), columns)
+    page.detail.table("{place}, {device}: {work}", rows, {**columns, **more}, by=("place", "device"))
+    page.picture("in-8-bits", rows.where(place="resident", device=rows[0]["device"]), PANELS,
         "Steps with all state on the device, and a copy of the bytes in 8 bits (dashed)",
-        by=("place", "device"),
-    )
+        by=("place", "device"))  # fmt: skip
     page.bar("resident, nearest, share of a copy", rows.where(case=NEAREST, **GPU), "share", at_least=75, unit="%")
-    page.bar(
-        "resident, stochastic, share of a copy", rows.where(case=STOCHASTIC, **GPU), "share", at_least=70, unit="%"
-    )
-    page.bar(
-        "resident, nearest, speed over bitsandbytes",
-        rows.where(case=NEAREST, **GPU),
-        "over_rival",
-        at_least=5.5,
-        unit="x",
-    )
+    page.bar("resident, stochastic, share of a copy", rows.where(case=STOCHASTIC, **GPU), "share",
+        at_least=70, unit="%")  # fmt: skip
+    page.bar("resident, nearest, speed over bitsandbytes", rows.where(case=NEAREST, **GPU), "over_rival",
+        at_least=5.5, unit="x")  # fmt: skip
     page.bar("all away, staged, ms", rows.where(place="away", case=f"{NEAREST}, staged"), "ms", at_most=12.5, unit="ms")
-    page.bar(
-        "all away, in place, of the plain kernel",
-        rows.where(place="away", case=f"{NEAREST}, in place, all blocks"),
-        "share_in_place",
-        at_least=75,
-        unit="%",
-    )
+    page.bar("all away, in place, of the plain kernel",
+        rows.where(place="away", case=f"{NEAREST}, in place, all blocks"), "share_in_place", at_least=75,
+        unit="%")  # fmt: skip
     page.bar("CPU, nearest, speed over float32", rows.where(case=NEAREST, **CPU), "over_fp32", at_least=0.45, unit="x")
-    page.bar(
-        "CPU, stochastic, speed over float32", rows.where(case=STOCHASTIC, **CPU), "over_fp32", at_least=0.3, unit="x"
-    )
-    page.bar(
-        "in a file, nearest, speed over float32",
-        rows.where(case=NEAREST, place="in a file"),
-        "over_fp32",
-        at_least=3,
-        unit="x",
-    )
+    page.bar("CPU, stochastic, speed over float32", rows.where(case=STOCHASTIC, **CPU), "over_fp32",
+        at_least=0.3, unit="x")  # fmt: skip
+    page.bar("in a file, nearest, speed over float32", rows.where(case=NEAREST, place="in a file"),
+        "over_fp32", at_least=3, unit="x")  # fmt: skip

@@ -106,16 +106,7 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table."""
-    page.table(
-        "{work} on {device}, {clock}",
-        rows,
-        {
-            "way": "case",
-            "kernels": "kernels",
-            "ms": ms("time"),
-            "MiB at the peak": mib("extra"),
-            "÷ all scores (softmax: its input)": formatted("share", "{:.2f}"),
-            "ncu: bytes ÷ those": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}"),
-        },
-        by=("work",),
-    )
+    page.table("what compilers make of it on {device}, {clock}", rows,
+        {"work": "work", "way": "case", "kernels": "kernels", "ms": ms("time"),
+        "MiB at the peak": mib("extra"), "÷ all scores (softmax: its input)": formatted("share", "{:.2f}"),
+        "ncu: bytes ÷ those": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}")})  # fmt: skip

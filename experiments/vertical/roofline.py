@@ -138,19 +138,12 @@ PANELS = [
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, a picture, and what is held to a limit."""
-    page.table(
-        "rates",
-        rows.where(what="rate"),
-        {
-            "of": "case",
-            "GB/s": lambda row: row["rate"] if row["bytes"] else None,
-            "Gflop/s": lambda row: None if row["bytes"] else row["rate"],
-            "ms, {clock}": ms("time"),
-        },
-    )
-    page.grid("chains of k over {numel:,} float32: ms, {clock}", rows.where(what="chain"), "case", "k", ms("time"), "k")
+    page.table("rates", rows.where(what="rate"), {"of": "case",
+        "GB/s": lambda row: row["rate"] if row["bytes"] else None,
+        "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time")})  # fmt: skip
+    page.detail.grid("chains of k over {numel:,} float32: ms, {clock}", rows.where(what="chain"), "case",
+        "k", ms("time"), "k")  # fmt: skip
     page.say(sentence(rows))
     page.picture("roofline", rows, PANELS)
-    page.bar(
-        "fused, multiplications with addition an element that take no more than 1.1 x one", rows, "free", at_least=16
-    )
+    page.bar("fused, multiplications with addition an element that take no more than 1.1 x one", rows,
+        "free", at_least=16)  # fmt: skip

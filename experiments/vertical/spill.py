@@ -16,7 +16,7 @@ from functools import partial
 
 import torch
 
-from experiments.lab import Case, Page, Row, Rows, Run, best, ms, number, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, best, ms, number, series
 from experiments.pictures import Lines
 from experiments.works.registers import registers
 
@@ -155,20 +155,12 @@ PANELS = [
 
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
-    page.table(
-        "W values at once in blocks of {threads:,} threads, {arch}",
-        rows,
-        {
-            "W": "width",
-            "registers": "registers",
-            "spill stores, B": "spill_stores",
-            "spill loads, B": "spill_loads",
-            "fused ms": ms("one"),
-            "two passes ms": ms("two"),
-            "fused ÷ two passes": "of_passes",
-        },
-        by=("threads",),
-    )
+    title = "W values at once in blocks of {threads:,} threads, {arch}"
+    columns: dict[str, Column] = {"W": "width", "registers": "registers",
+        "spill stores, B": "spill_stores", "spill loads, B": "spill_loads", "fused ms": ms("one"),
+        "two passes ms": ms("two"), "fused ÷ two passes": "of_passes"}  # fmt: skip
+    page.table(title, rows.where(threads=THREADS[1]), columns)
+    page.detail.table(title, rows.where(threads=THREADS[0]), columns)
     page.say(sentence(rows))
     page.picture("spill", rows, PANELS)
     page.bar("kernels that lose by fusing", rows.where(timed=True), lambda rows: len(losing(rows)), at_least=1)

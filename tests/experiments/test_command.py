@@ -241,4 +241,4 @@ def test_names_are_found_and_slips_explained(capsys: pytest.CaptureFixture[str])
     assert command.main([]) == 0
     assert all(name in capsys.readouterr().out for name in names[:1])
     assert command.main(["pointer-transportss"]) == 2
-    assert "did you mean pointer_transports?" in capsys.readouterr().err
+    assert "did you mean pointer_transports" in capsys.readouterr().err
