@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from experiments.harness import fingerprint
-from experiments.harness.columns import ms
-from experiments.harness.main import KEPT
-from experiments.harness.note import fill, markdown
-from experiments.harness.revision import ROOT
-from experiments.harness.rows import Row, Rows, best, number_in, over
-from experiments.harness.show import number
+from experiments.kept import KEPT, ROOT, fill, markdown
+from experiments.lab import Row, Rows, best, ms, number, number_in, over
 from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.overlap.seven_billion import WITHIN
@@ -135,13 +130,9 @@ def blocks(results: Results, page: str = "") -> dict[str, str]:
 
 
 def age(results: Results, shown: Sequence[str]) -> str:
-    """A sentence for each experiment and commit of what is shown: what has changed since."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys(shown):
-        part, topics = results.part(name)
-        known = found.setdefault((name.partition(".")[0], str(part["commit"])), [])
-        known += [topic for topic in topics if topic not in known]
-    return " ".join(f"`{name}` {fingerprint.age(commit, known)}." for (name, commit), known in found.items())
+    """A sentence for each experiment and commit of what is shown."""
+    found = dict.fromkeys((name.partition(".")[0], str(results.part(name)[0]["commit"])) for name in shown)
+    return " ".join(f"`{name}` measured at {commit}." for name, commit in found)
 
 
 def seven_billion(results: Results) -> str:

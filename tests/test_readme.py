@@ -17,12 +17,11 @@ from pictures import made_of
 
 from experiments import drawings, readme
 from experiments.__main__ import main as experiments
-from experiments.harness.note import NOTES
-from experiments.harness.plot import digest
-from experiments.harness.rows import Rows
-from experiments.harness.show import number
+from experiments.kept import NOTES
+from experiments.lab import Rows, number
 from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
+from experiments.pictures import digest
 
 PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md",
          "notes/methods.md", "notes/README.md"]  # fmt: skip
