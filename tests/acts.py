@@ -502,7 +502,7 @@ def acts_of(name: str) -> dict[str, Act]:
         found[f"large {case.names[0]}: {label}"] = one(TENSORS[label], 0, index=0)
     if case.has_step:
         found |= {f"step: {label}": act for label, act in COUNTS.items()}
-    for hyper in case.known & (FLAGS.keys() | SWITCHES.keys()):
+    for hyper in sorted(case.known & (FLAGS.keys() | SWITCHES.keys())):
         found |= {**FLAGS.get(hyper, {}), **SWITCHES.get(hyper, {})}
     return found
 
