@@ -184,6 +184,7 @@ class World:
         if self.ours:
             options |= {} if clip is None else {"max_grad_norm": clip}
             options = options if scale is None else {"fused": True, **options}
+        self.options = options
         with self.around():
             self.optimizer = case.make(not self.ours, groups(self.params), **options)
 
