@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 import pagedopt
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 from tests.specs import Case
 
 Params = list[Parameter]

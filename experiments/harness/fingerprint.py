@@ -57,7 +57,10 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "paging": ("pagedopt/paging/*.py", "pagedopt/placements/*.py", "pagedopt/system/cuda/virtual.py"),
     "state file": ("pagedopt/system/files/*.py",),
     "overlap": ("pagedopt/optim/overlap/*.py", "pagedopt/optim/step/queued.py"),
-    "compiling": ("pagedopt/kernels/nvrtc.py", "pagedopt/system/cache.py", "pagedopt/system/numba/*.py"),
+    "compiling": (
+        "pagedopt/kernels/nvrtc.py", "pagedopt/system/cache.py", "pagedopt/system/compile_text.py",
+        "pagedopt/system/numba_parts.py",
+    ),
 }  # fmt: skip
 #: Prints a kernel in each language, in any tree that has rules.
 PRINTED = """

@@ -12,8 +12,7 @@ from ..placements.arena import Arena
 from ..system import internals
 from ..system.cuda import graphs
 from ..system.interrupts import Uninterrupted
-from ..tables.columns import Tensors, same_layout
-from ..tables.shards import is_sharded
+from ..tables.tensors import Tensors, is_sharded, same_layout
 from .clip import factor_of
 from .gather import Member, Members, members
 from .launch import Bucket

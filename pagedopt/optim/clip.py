@@ -12,7 +12,7 @@ import torch
 from ..launch.factor import Factor, factor_on
 from ..launch.sums import DeviceSquares, Squares, SquaresList, finish
 from ..system.internals import in_backward
-from ..tables.shards import is_sharded, local
+from ..tables.tensors import is_sharded, local
 from .gather import Member
 from .launch import Bucket, Update
 from .numbers import HostNumbers

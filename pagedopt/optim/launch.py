@@ -12,8 +12,7 @@ from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
 from ..placements.arena import Arena
 from ..tables.checks import LayoutError
-from ..tables.columns import Tensors, has_memory, is_dense, same_layout
-from ..tables.shards import local
+from ..tables.tensors import Tensors, has_memory, is_dense, local, same_layout
 from ..transports.by_value import StructTransport
 from ..transports.choose import TransportOption, create
 from .gather import Grads, Member

@@ -22,9 +22,8 @@ from ..placements.store import Store
 from ..system.cuda import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.log import log
 from ..system.state_lost import StateLost
-from ..system.warn import outside
+from ..system.warn import log, outside
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
     check_defaults,

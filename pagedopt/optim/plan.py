@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from ..formats.floating import known, real_dtype
 from ..formats.format import Format
-from ..placements.ready_arenas import ReadyArenas
+from ..placements.state import ReadyArenas
 from ..rules.rule import check_rule
 from ..system.interrupts import Uninterrupted
-from ..system.look.build import compiled_look
-from ..tables.columns import is_dense
-from ..tables.shards import local
+from ..system.look import compiled_look
+from ..tables.tensors import is_dense, local
 from .class_checks import check_update
 from .clip import FactorUpdate, StepFactor, factor_of
 from .columns import state_columns

@@ -19,7 +19,7 @@ from ..system import internals
 from ..system.cuda import virtual
 from ..system.cuda.driver import CudaError, check_code
 from ..system.interrupts import Uninterrupted
-from ..system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
+from ..system.look import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
 from .clip import Scaling
 from .launch import Bucket
 from .numbers import HostNumbers
@@ -116,7 +116,7 @@ class QuickStep:
         """Prepare numbers for the step, from today's groups.
 
         Returns:
-            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look.build`).
+            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look`).
 
         Raises:
             Exception: what groups, rules and numbers raise.

@@ -10,7 +10,7 @@ import torch
 from ..kernels import cpu, cuda
 from ..launch.factor import Factor
 from ..launch.sums import total_at
-from ..system.look.build import DONE, IN_USE
+from ..system.look import DONE, IN_USE
 from ..tables.layout import HostTable
 from .clip import Gradients
 from .launch import Bucket

@@ -16,7 +16,7 @@ from ..formats.format import Format
 from ..launch.factor import Factor
 from ..placements.store import Store
 from ..rules import Rule
-from ..tables.shards import local
+from ..tables.tensors import local
 from ..transports.choose import TransportOption
 from .scalars import Group, scalar_of
 

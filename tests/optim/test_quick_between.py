@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import quick
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 
 __all__ = ["nothing_is_queued", "simple"]  # fixtures
 pytestmark = compiled_alone

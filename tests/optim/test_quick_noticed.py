@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 
 __all__ = ["look", "nothing_is_queued"]  # fixtures
 pytestmark = compiled_alone

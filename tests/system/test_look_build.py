@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
 from pagedopt.system import cache, warn
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 
 COMPILED = build._kept(build._file())
 

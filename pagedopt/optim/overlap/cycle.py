@@ -20,8 +20,8 @@ from ...paging.pages import Indices
 from ...paging.visits import Launch, Mover, Span, passes
 from ...placements.movers import Ring
 from ...placements.own_mover import KnownCalls, OwnMover
-from ...tables.columns import has_memory
 from ...tables.layout import HostTable
+from ...tables.tensors import has_memory
 from ..launch import Bucket, Update
 from ..plan import Coming, PreparedStep, put_state
 from ..step.pending import REPLACED

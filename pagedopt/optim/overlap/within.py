@@ -11,7 +11,7 @@ import torch
 from ...common.patience import Patience
 from ...system import internals
 from ...system.interrupts import Uninterrupted
-from ...tables.shards import is_sharded
+from ...tables.tensors import is_sharded
 from ..clip import SCALING
 from ..plan import NO_SHARDS, Coming, Plan, PreparedStep, prepare_anew
 from ..rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
