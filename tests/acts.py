@@ -474,6 +474,23 @@ MOVES: dict[str, Act] = {
 }  # fmt: skip
 
 
+def norm(change: Callable[[float | None], float | None]) -> Act:
+    """Another norm to clip to, or none."""
+
+    def act(w: World) -> None:
+        w.clip = change(w.clip)
+        if w.ours:
+            w.optimizer.max_grad_norm = w.clip
+
+    return act
+
+
+NORMS: dict[str, Act] = {
+    "clipping on and off": norm(lambda clip: None if clip else 0.5),
+    "norm doubled": norm(lambda clip: (clip or 1.0) * 2),
+}
+
+
 @functools.cache
 def acts_of(name: str) -> dict[str, Act]:
     """All that is done to an optimizer of this kind."""
@@ -485,7 +502,7 @@ def acts_of(name: str) -> dict[str, Act]:
         found[f"large {case.names[0]}: {label}"] = one(TENSORS[label], 0, index=0)
     if case.has_step:
         found |= {f"step: {label}": act for label, act in COUNTS.items()}
-    for hyper in case.known & (FLAGS.keys() | SWITCHES.keys()):
+    for hyper in sorted(case.known & (FLAGS.keys() | SWITCHES.keys())):
         found |= {**FLAGS.get(hyper, {}), **SWITCHES.get(hyper, {})}
     return found
 
@@ -533,15 +550,16 @@ def grads(change: Callable[[torch.Tensor], torch.Tensor]) -> Act:
 
 
 def elsewhere(w: World) -> None:
-    """Gradients whose addresses are not used again, and once in a while other memory for parameters."""
+    """Gradients, and once in a while parameters, in other memory, while that of before is there."""
     w.alive += [p.grad for p in w.params]
     for p in w.params if w.count % 6 == 5 else ():
+        w.alive.append(p.data)
         p.data = p.data.clone()
 
 
 def in_a_thread(w: World) -> None:
     """A step before the step."""
-    thread = threading.Thread(target=w.optimizer.step)
+    thread = threading.Thread(target=w.take)
     thread.start()
     thread.join()
     give(w.params, 100 + w.count)
@@ -567,6 +585,7 @@ BEFORE: dict[str, tuple[Act, int | None]] = {
     "two are never there": (absent(lambda step: (0, 4)), 8),
     "one comes late": (absent(lambda step: (5,) if step < 4 else ()), 4),
     "one comes and goes": (absent(lambda step: (1,) if step // 3 % 2 else ()), None),
+    "two come and go": (absent(lambda step: (0, 4) if step // 5 % 2 else ()), 3),
     "another each time": (absent(lambda step: () if step % 4 < 2 else (step % 3,)), None),
     "none is there at first": (absent(lambda step: range(6) if step < 2 else ()), 4),
     "elsewhere": (elsewhere, 4),

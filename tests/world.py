@@ -144,6 +144,7 @@ class World:
         make: the parameters, for a device; left out: of ``dtypes`` in turn, in the shapes of this file.
         groups: what the optimizer is given of them.
         clip: the norm that gradients are clipped to: by us, or in front of torch's step.
+        scale: that of a ``GradScaler``, by which gradients are taken to be multiplied.
     """
 
     def __init__(
@@ -155,8 +156,13 @@ class World:
         make: Callable[[str], list[torch.Tensor]] | None = None,
         groups: Callable[[Params], Any] = groups_of,
         clip: float | None = None,
+        scale: float | None = None,
     ) -> None:
         self.case, self.side, self.clip, self.ours = case, side, clip, side.options is not None
+        self.scaler = torch.amp.GradScaler(
+            device, init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None
+        )
+        self.scaler.scale(torch.ones((), device=device))
         #: Steps taken; those of them that were one compiled call.
         self.count = self.quick = 0
         self.norm: torch.Tensor | None = None
@@ -173,8 +179,9 @@ class World:
         options = dict(side.options or {})
         if side.share is not None:
             options["device_budget"] = int(side.share * len(case.names) * sum(p.nbytes for p in self.params))
-        if self.ours and clip is not None:
-            options["max_grad_norm"] = clip
+        if self.ours:
+            options |= {} if clip is None else {"max_grad_norm": clip}
+            options |= {} if scale is None else {"fused": True}
         with self.around():
             self.optimizer = case.make(not self.ours, groups(self.params), **options)
 
@@ -239,15 +246,19 @@ class World:
         if before is not None:
             before(self)
         known = record(self.optimizer) if self.ours else None
-        error = self.attempt(self._step)
+        error = self.attempt(self.take)
         self.quick += known is not None and known is record(self.optimizer)
         self.count += 1
         return error
 
-    def _step(self) -> None:
+    def take(self) -> None:
+        """A step on the gradients that there are, clipped and scaled."""
+        self.norm = None
         if self.clip is not None and not self.ours:
+            self.scaler.unscale_(self.optimizer)
             self.norm = torch.nn.utils.clip_grad_norm_({id(p): p for p in self.listed()}.values(), self.clip)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         if self.clip is not None and self.ours:
             self.norm = self.optimizer.grad_norm
 
@@ -256,65 +267,67 @@ Act = Callable[[World], Any]
 
 
 class Worlds:
-    """torch's world, and ours.
+    """torch's world, and ours.  Where state is rounded further, or torch has no such class, ours are alone.
 
     Attributes:
-        over: torch has refused, or nothing was left to act on.
+        over: a step was refused, or nothing was left to act on.
     """
 
     def __init__(self, case: Case, *sides: Side, **how: Any) -> None:
-        self.theirs, self.ours = World(case, TORCH, **how), [World(case, side, **how) for side in sides]
+        alone = case.theirs is None or all(side.rounds for side in sides)
+        self.theirs = None if alone else World(case, TORCH, **how)
+        self.ours = [World(case, side, **how) for side in sides]
         self.over, self.name, self.bound = False, "", 0.0
+
+    def each(self) -> list[World]:
+        return self.ours if self.theirs is None else [*self.ours, self.theirs]
 
     def do(self, act: Act, name: str = "", clear: bool = False) -> Self:
         """An act on each side; where nothing is left to act on, state is cleared (``clear``), or this is over."""
         if not self.over:
-            raised = [world.do(act) for world in (self.theirs, *self.ours)]
+            raised = [world.do(act) for world in self.each()]
             assert len({type(error) for error in raised}) == 1, f"not all sides raise: {raised}"
             self.name, self.over = name, raised[0] is not None and not clear
         return self
 
     def step(self, count: int, before: Act | None = None) -> Self:
-        """So many steps, and what comes of them is judged; ends where torch refuses."""
+        """So many steps, and what comes of them is judged; ends where one is refused."""
         for number in range(0 if self.over else count):
             if number == 0 or before is not None:
                 starts = [world.snapshot() for world in self.ours]
-            theirs, *mine = (world.step(before) for world in (self.theirs, *self.ours))
-            if number == count - 1 or any((theirs, *mine)):
-                self._judge(theirs, mine, starts)
+            errors = [world.step(before) for world in self.each()]
+            if number == count - 1 or any(errors):
+                self._judge(errors, starts)
                 break
         return self
 
-    def _judge(self, theirs: Exception | None, mine: list[Exception | None], starts: list[list[torch.Tensor]]) -> None:
-        beyond = self.name in BEYOND and self.theirs.params[0].is_cuda
-        if self.name in LENIENT:
-            theirs = RuntimeError("refused")
-        elif mine and (beyond or all(world.side.rounds for world in self.ours)):
-            theirs = mine[0]
-        for world, error, start in zip(self.ours, mine, starts, strict=True):
-            if theirs is None and error is not None:
+    def _judge(self, errors: list[Exception | None], starts: list[list[torch.Tensor]]) -> None:
+        beyond = self.name in BEYOND and self.ours[0].params[0].is_cuda
+        wanted = RuntimeError("refused") if self.name in LENIENT else errors[0 if beyond else -1]
+        for world, error, start in zip(self.ours, errors, starts, strict=False):
+            if wanted is None and error is not None:
                 raise AssertionError(f"torch goes on, and {world.side.name} raises {error!r}") from error
-            if theirs is not None:
-                assert_refused(world, error, theirs, start)
-                assert str(error) == str(mine[0]), world.side.name
-        self.over = theirs is not None or beyond
+            if wanted is not None:
+                assert_refused(world, error, wanted, start)
+                assert str(error) == str(errors[0]), world.side.name
+        self.over = wanted is not None or beyond
         for world in () if self.over else self.ours:
-            if not world.side.rounds:
-                self._near(world)
-            assert_kept(world, self.theirs)
+            if self.theirs is not None:
+                self._near(world, self.theirs)
+            assert_kept(world)
             assert_reported(world)
             assert_same_bits(self.ours[0], world)
 
-    def _near(self, ours: World) -> None:
+    def _near(self, ours: World, theirs: World) -> None:
         """Parameters, all state by name, and what a state dict has, are torch's but for rounding."""
         # What state of another dtype than its parameter's has once rounded stays off.
-        for (i, name), t in self.theirs.tensors().items():
-            if name != "step" and t.dtype != self.theirs.params[i].dtype:
+        for (i, name), t in theirs.tensors().items():
+            if name != "step" and t.dtype != theirs.params[i].dtype:
                 self.bound = max(self.bound, EPS.get(t.dtype, 0.0))
-        for i, (a, b) in enumerate(zip(ours.params, self.theirs.params, strict=True)):
+        for i, (a, b) in enumerate(zip(ours.params, theirs.params, strict=True)):
             bound, what = max(self.bound, EPS[b.dtype.to_real()]), f"{ours.side.name}: parameter {i}"
             near(a, b, bound, what, strides=not ours.side.dense)
-            mine, other = ours.state.get(a, {}), self.theirs.state.get(b, {})
+            mine, other = ours.state.get(a, {}), theirs.state.get(b, {})
             assert bool(mine) == bool(other), f"{what} has state {mine}; in torch: {other}"
             assert {n for n, v in mine.items() if v is not None} == {n for n, v in other.items() if v is not None}, what
             for name, value in other.items():
@@ -322,9 +335,9 @@ class Worlds:
                     near(mine[name], value, bound, f"{name} of {what}", strides=not ours.side.dense)
                 else:
                     assert (type(mine[name]), mine[name]) == (type(value), value), f"{name} of {what}"
-        if self.theirs.norm is not None and ours.norm is not None:
-            near(ours.norm, self.theirs.norm, max(self.bound, 1e-5), f"{ours.side.name}: norm")
-        assert saved(ours) == saved(self.theirs)
+        if theirs.norm is not None and ours.norm is not None:
+            near(ours.norm, theirs.norm.double(), max(self.bound, 1e-5), f"{ours.side.name}: norm")
+        assert saved(ours) == saved(theirs)
 
 
 def near(got: torch.Tensor, want: torch.Tensor, bound: float, what: str, strides: bool = False) -> None:
@@ -379,13 +392,13 @@ def assert_refused(world: World, error: Exception | None, theirs: Exception, sta
     assert same, f"{world.side.name}: a refused step changed something"
 
 
-def assert_kept(ours: World, theirs: World) -> None:
+def assert_kept(ours: World) -> None:
     """What the user put is what is there; what he holds shows the values of now."""
-    now, there = ours.tensors(), theirs.tensors()
+    now = ours.tensors()
     for key, tensor in ours.put.items():
         assert now.get(key) is tensor, f"{key}: the optimizer holds another tensor than the one it was given"
     for key, tensor in ours.held.items():
-        if key in there and key in now and (key in ours.put or key[1] != "step") and not tensor.is_meta:
+        if key in now and (key in ours.put or key[1] != "step") and not tensor.is_meta:
             assert torch.equal(tensor, now[key]) or tensor.isnan().any(), f"{key}: held, and shows old values"
 
 

@@ -96,7 +96,9 @@ def test_in_a_group_between_steps(case: str, name: str, value: float) -> None:
 @pytest.mark.parametrize("used", [0, 3], ids=["fresh", "used"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 2.5, 2**32, -1, 0, 2**24, 7])
 def test_a_loaded_step(value: float, used: int, form: Callable[[Any], Any]) -> None:
-    state = copy.deepcopy(Worlds(CASES["adamw"]).step(3).theirs.optimizer.state_dict())
+    source = World(CASES["adamw"], TORCH)
+    assert [source.step() for _ in range(3)] == [None] * 3
+    state = copy.deepcopy(source.optimizer.state_dict())
     state["state"][1]["step"] = form(value)
     Worlds(CASES["adamw"], *SIDES[:3]).step(used).do(load(lambda _: copy.deepcopy(state))).step(2)
 
