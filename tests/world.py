@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 import pagedopt
 from pagedopt.rules import RULES
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 from tests.specs import Case
 
 Params = list[Parameter]
