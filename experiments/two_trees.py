@@ -19,7 +19,7 @@ from experiments.child import ROOT, Child
 from experiments.lab import Page, Row, Rows, Run, formatted, series
 from experiments.works.other_tree import steps
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 TREES = ("other", "this")
 LIMIT = 1800.0
 

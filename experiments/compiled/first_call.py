@@ -34,7 +34,7 @@ from experiments.works.first_steps import (
 from experiments.works.fresh import empty_caches, fresh
 from experiments.works.phases import PHASES
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "system")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 #: Ways whose processes use the same caches one after the other, and the numbers of tensors of each.
 Plan = Sequence[tuple[tuple[str, ...], Sequence[int]]]
 #: What it costs beside some 8 s for each of the 27 processes is reckoned from a first reading on an H200: cold 3, 7 and

@@ -27,7 +27,7 @@ from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER
 from experiments.works.reference import Bound, Reference
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "system")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 #: Tensors of 64²: of more a compiler on a CPU makes minutes of work.
 TENSORS = {"cuda": 36, "cpu": 8}
 #: Seconds after which a process is given up; that a user will wait for.

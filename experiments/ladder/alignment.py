@@ -22,7 +22,7 @@ from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Bound
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 ON, OFF = "on 16 bytes", "one element off"
 PARAMS, GRADS, STATE = "parameters", "gradients", "state"
 #: What begins one element off: gradients do in the buckets of DDP and FSDP2, parameters too in FSDP's flat ones.

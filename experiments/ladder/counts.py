@@ -26,7 +26,7 @@ from experiments.works.models import Work
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, Operation
 from experiments.works.trace import Incomplete, counted
 
-MEASURES = ("launch", "tables", "transports", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "transports", "optim")
 COUNTS, TOYS = (1, 10, 36, 37, 48, 110, 111, 300, 1000), (1, 10, 37)
 #: Lists that are compiled: longer ones take minutes (the question of compiled_optimizer).
 COMPILED_COUNTS, COMPILED_ON_CPU = (1, 10, 36, 110), (1, 4, 8)

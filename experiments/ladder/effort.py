@@ -24,7 +24,7 @@ from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, T
 from experiments.works.fresh import fresh
 from experiments.works.models import Work
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 OPTIM = Path(torch.__file__).parent / "optim" / "adam.py"
 HEADERS = Path(torch.__file__).parent / "include" / "ATen" / "native" / "cuda"
 FUSED_HEADERS = ("adam_utils", "adam_impl", "adam_amsgrad_impl", "adamw_impl", "adamw_amsgrad_impl")

@@ -55,7 +55,7 @@ from experiments.works.trace import Incomplete, counted, counted_apart
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 DEVICE = f"{OURS}, device"
 TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 #: Whose state goes where it is used: paged_state weighs them.

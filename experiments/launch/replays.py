@@ -23,7 +23,7 @@ from experiments.works.slices import SPLIT, Slices
 from experiments.works.trace import counted
 
 NEEDS_GPU = True
-MEASURES = ("launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "optim")
 EAGER, REPLAY = "eager", "replayed"
 Call = Callable[[], Any]
 #: Eager, replayed, and whether both have left the same bits.

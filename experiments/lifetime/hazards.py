@@ -23,7 +23,7 @@ from experiments.works import mishaps
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, TORCH, TORCH_GRAPH, WAYS
 from experiments.works.mishaps import BAD, CRASH, HAZARDS, REFUSED
 
-MEASURES = ("launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "optim")
 NAMED, NOTHING = "named", "nothing"
 #: Who else might notice, and what is set for it: every allocation the driver's own.
 WITNESSES = {"memcheck": (), "memcheck, no cache": ("PYTORCH_NO_CUDA_MEMORY_CACHING=1",)}

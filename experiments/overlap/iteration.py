@@ -30,7 +30,7 @@ from pagedopt.planning.sizes import SIZES
 
 NOTE = "hiding"
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
 CALLS, NEARLY = "on the host, exposed, call by call", "on the host but for 64 MiB, hidden"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}

@@ -22,7 +22,7 @@ from experiments.works.training import Load, Mark, Training
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 PIECE = 4 << 20
 ALONE = "nothing"
 NAMES = ("time", "p99")

@@ -15,7 +15,7 @@ from experiments.works.training import Load
 __all__ = ["derive", "measure", "report"]
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
 PLAN = (
     *(("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)),

@@ -24,7 +24,7 @@ from pagedopt.planning.sizes import SIZES
 __all__ = ["derive", "measure", "report"]
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 BITSANDBYTES, TORCHAO = "bitsandbytes PagedAdamW8bit, no pressure", "torchao CPUOffloadOptimizer"
 #: Ours, in the same run.
 PLAN = (

@@ -29,7 +29,7 @@ from pagedopt.common.units import parse_bytes, text_of_bytes
 from pagedopt.system.look.build import compiled_look
 
 GOES_ON = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 BATCHES = ("4", "1")
 #: Iterations that warm up, and that are timed: no new one after so many seconds, but never fewer than the first number.
 PACE, QUICK = (3, (3, 10), 5.0), (1, (3, 3), 0.0)

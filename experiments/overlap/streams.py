@@ -19,7 +19,7 @@ from experiments.works.training import Load, Training
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "optim/overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 OURS = re.compile(r"\bmulti_tensor_apply(_blocks)?(_small_grid)?\b")
 #: Lanes from top to bottom, with their colours.
 LANES = {"model": GRAY, "updates": BLUE, "copies up": ORANGE, "copies down": GREEN}

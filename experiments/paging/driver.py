@@ -18,7 +18,7 @@ from pagedopt.system.cuda import driver
 from pagedopt.system.cuda.driver import Location
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20
 #: Bytes of a prefetch call; 0: everything in one.
 PIECES = {"one call": 0, "64 MiB calls": 64 << 20, "2 MiB calls": 2 << 20}

@@ -25,7 +25,7 @@ from pagedopt.commands.train.gpt import GPT
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 GRAPH, CALLS = "graph", "calls"
 FP32, INT8 = "float32", "int8"
 GPT2_XL, PAGE, ARENAS = "1.56 B (580 tensors)", "one page", "16 arenas"

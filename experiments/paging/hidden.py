@@ -18,7 +18,7 @@ from experiments.lab import Case, Column, Page, Row, Rows, Run, ms, on_one_clock
 from experiments.works.paged import Problem, adamw
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: The matrix products of a backward: (8192 x 8192)², bf16, 1.1 TFLOP each.
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.

@@ -29,7 +29,7 @@ from experiments.works.paged import Problem, push_out
 from experiments.works.reference import Bound
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the device"
 OURS_IN_PLACE = "PagedAdamW, mapped, in place, budget 0"
 RIVAL, RIVAL_8BIT = "bitsandbytes PagedAdamW32bit", "bitsandbytes PagedAdamW8bit"

@@ -27,7 +27,7 @@ from experiments.works.small_card import BACK, SPILLING, OnCard
 from pagedopt import run_with_room
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: Steps of a loop, and which of them are large (counted from 1).
 STEPS, EVERY = 65, 20
 #: Rows of a batch, and how many times as many a large one has.

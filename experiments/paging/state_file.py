@@ -28,7 +28,7 @@ from experiments.works.weight import high_water
 from pagedopt.system.files.mounts import file_system
 from pagedopt.system.files.state_file import state_folder
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements", "system/files")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements", "system/files")
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)
 #: Shares of state that stay in RAM; None: plain RAM, no file.

@@ -25,7 +25,7 @@ from experiments.works.paged import PAGED, Problem, adamw, away_bytes, digest, p
 from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: Shares of state on the device.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 #: Those at which the time is held to a straight line.

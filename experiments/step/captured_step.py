@@ -24,7 +24,7 @@ from experiments.works.models import HYPER, Work, gpt2_shapes
 from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 CAPTURED, MOVED = f"{OURS}, captured", f"{OURS}, captured, gradients moved"
 COUNTS, QUEUED = (10, 100, 1000, 5000), 100
 GPT2 = "GPT-2, 148 tensors"

@@ -44,7 +44,7 @@ from experiments.works.reference import Bound
 from experiments.works.trace import counted, counted_apart
 from pagedopt import PagedAdamW
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 PLAIN, CLIP, SCALE, BOTH = "a step", "clip and step", "scaler and step", "scaler, clip and step"
 #: A norm that no gradient here has.
 FAR = 1e6

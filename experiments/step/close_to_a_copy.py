@@ -23,7 +23,7 @@ from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
 from experiments.works.models import Work, gpt2_shapes
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.

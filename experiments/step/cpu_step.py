@@ -25,7 +25,7 @@ from pagedopt.system.machine import MAX_THREADS
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
 

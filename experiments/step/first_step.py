@@ -15,7 +15,7 @@ from experiments import child
 from experiments.lab import Page, Row, Rows, Run, series
 from experiments.step.fresh_process import first_step, importing
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "system")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 COLD, WARM, IMPORT = "first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW"
 LIMIT = 120
 

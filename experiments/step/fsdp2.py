@@ -21,7 +21,7 @@ from experiments.child import Child
 from experiments.lab import Page, Row, Rows, Run, gb_per_s, series, spread
 from experiments.step.sharded_process import AWAY, FUSED, LINK, OURS, iterations
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step", "paging", "placements")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 PROCESSES = GPUS = 2
 TURNS = "turns"
 #: Seconds until a process is killed.

@@ -18,7 +18,7 @@ from experiments.works.contenders import FUSED, OURS
 from experiments.works.models import Work
 from pagedopt import PagedAdamW, PointerTable
 
-MEASURES = ("launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "optim")
 ALONE, REFRESH = "step() alone", "refresh"
 #: A median with its unit.
 HOST = formatted("host", "{:,.0f} µs")

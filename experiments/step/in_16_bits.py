@@ -20,7 +20,7 @@ from experiments.works.models import Work, gpt2_shapes
 
 #: The name of the experiment's note.
 NOTE = "int8"
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 __all__ = ["derive", "measure", "report"]
 
 

@@ -24,7 +24,7 @@ from pagedopt.system.look.build import VARIABLE, compiled_look, is_wanted
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
-MEASURES = ("launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "optim")
 SHAPE = (2, 3)
 BLOCKS, WARM = 4, 5
 #: Why there is no compiled look where the environment does not forbid it.

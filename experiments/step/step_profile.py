@@ -20,7 +20,7 @@ from experiments.lab import Case, Page, Row, Rows, Run
 from experiments.step.step_host import looking_in_python
 from pagedopt import PointerTable
 
-MEASURES = ("launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("launch", "tables", "optim")
 
 
 class _Nothing(torch.optim.Optimizer):

@@ -18,7 +18,7 @@ from experiments.works.contenders import COPY, FOREACH, OURS, of_copy
 from experiments.works.fusible import ADAMW, BY_COMPILER, EAGER, JITERATOR, NORM, ONCE, RULE, RULES, TWICE, WORKS
 from experiments.works.witnesses import witnessed
 
-MEASURES = ("kernels", "launch", "tables", "optim/base.py", "optim/step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 WITNESSES = {"by the model": "model", "by Inductor": "inductor", "by ncu": "ncu"}
 
 
