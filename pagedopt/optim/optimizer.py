@@ -32,6 +32,7 @@ from .class_checks import (
     check_initial,
     check_rules,
     check_scalars,
+    has_more,
     keys_read,
     warn_of_many,
     warn_of_unread,
@@ -144,6 +145,7 @@ class PagedOptimizer(RuleOptimizer):
         super().__init__(params, defaults)
         if self.known_rules():
             check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
+        warn_of_many(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -170,7 +172,7 @@ class PagedOptimizer(RuleOptimizer):
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Work every parameter that has a gradient, on the current stream, without waiting for the device.
+        """Update every parameter that has a gradient, on the current stream, without waiting for the device.
 
         A step uses ``state`` and ``param_groups`` as they are now, whoever edited them.  It follows tensors that were
         cast, moved, resized or given other strides wherever torch's loop over parameters does.  Once its first launch
@@ -305,7 +307,7 @@ class PagedOptimizer(RuleOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-        warn_of_many(self)
+        has_more(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()
