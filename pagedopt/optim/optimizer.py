@@ -32,7 +32,6 @@ from .class_checks import (
     check_initial,
     check_rules,
     check_scalars,
-    has_more,
     keys_read,
     warn_of_many,
     warn_of_unread,
@@ -145,7 +144,6 @@ class PagedOptimizer(RuleOptimizer):
         super().__init__(params, defaults)
         if self.known_rules():
             check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
-        warn_of_many(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -304,10 +302,10 @@ class PagedOptimizer(RuleOptimizer):
             warn_of_unread(name, group, {*read, *self.defaults})
             if self.preallocate:
                 preallocate(self, len(self.param_groups) - 1)
-        except BaseException:
+            warn_of_many(self)
+        except BaseException:  # a warning, too, may be an error
             self.param_groups.pop()
             raise
-        has_more(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()
