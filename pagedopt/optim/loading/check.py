@@ -16,9 +16,7 @@ from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, column
 from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2
 from ...rules import UPDATES
-from ...tables.columns import dense_like, has_memory, same_layout
-from ...tables.misfit import Misfit, misfit
-from ...tables.shards import is_sharded, local, placement_of
+from ...tables.tensors import Misfit, dense_like, has_memory, is_sharded, local, misfit, placement_of, same_layout
 from ..columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 from ..rule_optimizer import Group, RuleOptimizer, number_names, occurrences
 from ..scalars import NumberSpec, beside_param, new_numbers
