@@ -387,7 +387,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         MemoryError, torch.OutOfMemoryError: there is no room.
         ValueError: a decay is too slow for the format of the state.
     """
-    optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
+    if optimizer.store.arenas or not optimizer.store.budget.everything:
+        optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
     for member in found:

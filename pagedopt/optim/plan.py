@@ -81,12 +81,12 @@ class Plan(NamedTuple):
         create(optimizer, members.found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         seen = Seen(optimizer, members)
-        found, positions = seen.first(members)
+        found, at = seen.first(members)
         ready = optimizer.store.make_ready()
         launches = []
         for stays, shared, part in _partition(optimizer, members.found, on_device):
             its_factor = None if factor is None else factor.on(part[0].shard.device)
-            launches.append((Launch(optimizer, part, positions, shared, shards, stays, its_factor, turns), part))
+            launches.append((Launch(optimizer, part, seen, at, shared, shards, stays, its_factor, turns), part))
         if factor is not None:
             factor.bind(launches)
         return (
