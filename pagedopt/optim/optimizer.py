@@ -170,7 +170,7 @@ class PagedOptimizer(RuleOptimizer):
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Work every parameter that has a gradient, on the current stream, without waiting for the device.
+        """Update every parameter that has a gradient, on the current stream, without waiting for the device.
 
         A step uses ``state`` and ``param_groups`` as they are now, whoever edited them.  It follows tensors that were
         cast, moved, resized or given other strides wherever torch's loop over parameters does.  Once its first launch
@@ -302,10 +302,10 @@ class PagedOptimizer(RuleOptimizer):
             warn_of_unread(name, group, {*read, *self.defaults})
             if self.preallocate:
                 preallocate(self, len(self.param_groups) - 1)
-        except BaseException:
+            warn_of_many(self)
+        except BaseException:  # a warning, too, may be an error
             self.param_groups.pop()
             raise
-        warn_of_many(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()

@@ -66,7 +66,7 @@ def test_several_dtypes_and_lists_of_many_chunks(name: str, side: Side, norm: fl
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 def test_a_gradient_that_is_not_finite(value: float, device: str) -> None:
     def act(world: World) -> None:
         if world.count == 6:

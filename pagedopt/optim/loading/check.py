@@ -161,7 +161,8 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
 def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
     """Raise ValueError if a loaded group lacks a hyperparameter it had ``before``, or a parameter appears twice."""
     for index, (group, old) in enumerate(zip(optimizer.param_groups, before, strict=True)):
-        if absent := [name for name in optimizer.defaults if name in old and name not in group]:
+        wanted = old.keys() - group.keys() - {"differentiable"}  # which torch adds to defaults with each load
+        if absent := [name for name in optimizer.defaults if name in wanted]:
             raise ValueError(f"loaded group {index} has no {', '.join(absent)}: it is of another optimizer")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(set(keys)) < len(keys):

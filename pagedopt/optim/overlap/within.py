@@ -114,7 +114,7 @@ class Within:
         return p.requires_grad and p.device == self._device and not is_sharded(p)
 
     def gradient_came(self, p: torch.Tensor) -> None:
-        """Work what has all its gradients now; a parameter's hook."""
+        """Update what has all its gradients now; a parameter's hook."""
         optimizer: Any = self._optimizer()
         if optimizer is None or p.grad is None:
             return
