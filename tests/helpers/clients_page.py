@@ -146,12 +146,9 @@ def page() -> str:
 
 def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
-    from experiments.harness.question import Question
-
-    from experiments.harness import fingerprint
     from experiments.lab import Rows
     from experiments.step import fsdp2
-    from experiments.step.sharded_process import AWAY, LINK, OURS
+    from experiments.step.fsdp2 import AWAY, LINK, OURS
 
     measured = json.loads(FSDP2.read_text())
     part = measured["parts"]["fsdp2"]
@@ -168,8 +165,8 @@ def _iterations() -> str:
         f"while the other process does the same ({rate['bytes'] / rate['time']['median'] / 1e3:.1f} GB/s each way and "
         f"card). `python -m experiments fsdp2`; [raw](../experiments/results/{FSDP2.name})."
     )
-    age = fingerprint.age(part["commit"], Question(fsdp2).changed(part))
-    return f"{textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)}\n\nThat was {age}.\n"
+    said = textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)
+    return f"{said}\n\nThat was measured at {part['commit']}.\n"
 
 
 def _chapter(client: Client, record: dict[str, Any]) -> str:
