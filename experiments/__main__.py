@@ -29,7 +29,7 @@ PAGES = {
     "lecture": (
         "lecture.page",
         "main",
-        "write notes/claims.md, and the quotes in notes/lecture.md, from stored results",
+        "write notes/claims.md and the quotes in notes/lecture.md from stored results",
     ),
     "release_check": ("release_check", "main", "fail on what is quoted and has changed since it was measured"),
 }

@@ -48,8 +48,8 @@ Made by `python -m experiments lecture` of `experiments/claims.toml` and `experi
 [lecture.md](lecture.md) says the same in prose, with fewer numbers.
 
 Sources: 000 and 001 are notes on GPU MODE lecture 6, "Optimizing Optimizers", in English and in Chinese. 002 is the
-talk "CUDA performance, PyTorch flexibility". 003 is the puzzlers' post on fusion, and "its trace" the one published with it.
-Words in quotation marks are the source's, with its hedges.
+talk "CUDA performance, PyTorch flexibility". 003 is the puzzlers' post on fusion, and "its trace" the one
+published with it. Words in quotation marks are the source's, with its hedges.
 
 | verdict | meaning |
 |---|---|
