@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from optim_support import through_file
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
@@ -303,6 +304,44 @@ def without(name: str) -> Act:
     return lambda w: w.groups[0].pop(name)
 
 
+def begin_anew(w: World) -> None:
+    """Groups are emptied and filled again."""
+    params = w.listed()
+    w.optimizer.state = defaultdict(dict)
+    del w.groups[:]
+    w.optimizer.add_param_group({"params": params})
+
+
+def zeros(w: World) -> Any:
+    return defaultdict(dict, {p: {n: torch.zeros_like(t) for n, t in e.items()} for p, e in w.state.items()})
+
+
+def content(make: Callable[[World], dict[str, Any]]) -> Act:
+    """Some of an optimizer's content is set, as a pickle does."""
+    return lambda w: w.optimizer.__setstate__(make(w))
+
+
+#: Ways in which people reset an optimizer between tasks, and parts of its content that they set.
+RESETS: dict[str, Act] = {
+    "entries emptied": lambda w: w.state.update({p: {} for p in w.listed()}),
+    "state = zeros": lambda w: setattr(w.optimizer, "state", zeros(w)),
+    "groups anew": begin_anew,
+    "an empty state dict": lambda w: w.optimizer.load_state_dict({**w.optimizer.state_dict(), "state": {}}),
+    "content: state": content(lambda w: {"state": defaultdict(dict)}),
+    "content: zeros": content(lambda w: {"state": zeros(w)}),
+    "content: groups": content(lambda w: {"param_groups": one_each(w.groups)}),
+    "content: groups without flags": content(
+        lambda w: {"param_groups": [{k: g[k] for k in g if k not in ("maximize", "foreach")} for g in w.groups]}
+    ),
+    "content: defaults": lambda w: (
+        w.optimizer.__setstate__({"defaults": {**w.optimizer.defaults, "lr": 0.5}}), begin_anew(w)
+    ),
+    "content: another name": content(lambda w: {"mine": 3}),
+    "content: nothing": content(lambda w: {}),
+    "content: its own": content(lambda w: w.optimizer.__getstate__()),
+}  # fmt: skip
+
+
 # --- parameters, and Gaussian splatting: the parameter itself is replaced, and its state cut or grown -----------------
 
 
@@ -458,6 +497,31 @@ def exchange(through: Callable[[Any], Any]) -> Act:
     return act
 
 
+def renew(through: Callable[[Any, World], Any]) -> Act:
+    """A new optimizer, of another learning rate, goes on with what has become of the state dict of the old one."""
+
+    def act(w: World) -> None:
+        saved = through(w.optimizer.state_dict(), w)
+        groups = [{"params": group["params"], "lr": 1.0} for group in w.groups]
+        w.optimizer = w.case.make(not w.ours, groups, **w.options)
+        w.optimizer.load_state_dict(saved)
+
+    return act
+
+
+def by_way_of_torch(saved: Any, w: World) -> Any:
+    theirs = w.case.make(True, [{"params": group["params"]} for group in w.groups])
+    theirs.load_state_dict(saved)
+    return theirs.state_dict()
+
+
+def of_old(saved: Any, w: World) -> Any:
+    """As of torch before 1.12, whose step counts (and the products of NAdam) were numbers."""
+    old = ("step", "mu_product")
+    entries = {i: {n: float(v) if n in old else v for n, v in e.items()} for i, e in saved["state"].items()}
+    return {**saved, "state": entries}
+
+
 def pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
@@ -471,6 +535,9 @@ MOVES: dict[str, Act] = {
     **HOME, "budget None": budget(None), "budget 100 kB": budget("100kB"),
     "spill": spill, "unspill": lambda w: w.ours and w.optimizer.unspill(),
     "deepcopy": exchange(copy.deepcopy), "pickle": exchange(pickled),
+    "a new one": renew(lambda saved, w: copy.deepcopy(saved)),
+    "a new one by a file": renew(lambda saved, w: through_file(saved, weights_only=True)),
+    "a new one by way of torch": renew(by_way_of_torch), "a new one as of old": renew(of_old),
 }  # fmt: skip
 
 
@@ -495,7 +562,7 @@ NORMS: dict[str, Act] = {
 def acts_of(name: str) -> dict[str, Act]:
     """All that is done to an optimizer of this kind."""
     case = BY_STATE[name]
-    found = {**STATE, **GROUPS, **MOVES}
+    found = {**STATE, **GROUPS, **RESETS, **MOVES}
     for which in sorted({0, len(case.names) - 1}):
         found |= {f"{case.names[which]}: {label}": one(change, which) for label, change in TENSORS.items()}
     for label in ("clone", "slice of larger", "data", "share_memory_"):

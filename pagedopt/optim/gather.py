@@ -16,9 +16,7 @@ from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system.warn import warn_once
 from ..tables.checks import DtypeError
-from ..tables.columns import is_fake, same_layout
-from ..tables.misfit import misfit
-from ..tables.shards import is_partial, is_sharded, local, local_grad, placement_of
+from ..tables.tensors import is_fake, is_partial, is_sharded, local, local_grad, misfit, placement_of, same_layout
 from ..transports.choose import DEFAULT
 from .class_checks import check_update
 from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like
@@ -389,7 +387,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         MemoryError, torch.OutOfMemoryError: there is no room.
         ValueError: a decay is too slow for the format of the state.
     """
-    optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
+    if optimizer.store.arenas or not optimizer.store.budget.everything:
+        optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
     for member in found:
