@@ -41,10 +41,10 @@ class OverlapReport:
     """What an overlap has done.
 
     Attributes:
-        hidden: launches (one for each page that is away) that a module within the forward, or its end, waited for.
-        waited: launches that were waited for before the forward began, by ``step()``, a fence or the outermost module.
+        hidden: launches (one for each page off the device) that a module within the forward, or its end, waited for.
+        waited: launches that were waited for before the forward began.
         plain: steps that were not queued, by reason.
-        outside: parameters of the last queued step that no attached model holds; ``step()`` has waited for them.
+        outside: parameters of the last queued step that no attached model has; ``step()`` waited for them.
     """
 
     hidden: int = 0
