@@ -146,9 +146,9 @@ def page() -> str:
 
 def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
+    from experiments.harness import fingerprint
     from experiments.harness.question import Question
 
-    from experiments.harness import fingerprint
     from experiments.lab import Rows
     from experiments.step import fsdp2
     from experiments.step.sharded_process import AWAY, LINK, OURS
