@@ -85,7 +85,6 @@ def test_the_compiler_has_a_limit_and_what_it_has_started_ends(
     child = """
 import sys
 from pagedopt.system import look as build
-from tests.world import record
 build.LIMIT = 1
 build.main()
 """
