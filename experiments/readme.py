@@ -1,18 +1,14 @@
-"""What ``README.md`` and ``notes/usage.md`` say in numbers, and the picture, made of results of a GPU that are kept."""
+"""What ``README.md`` and ``notes/usage.md`` say in numbers, and a picture of budgets, made of kept results of a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from experiments.harness import fingerprint
-from experiments.harness.columns import ms
-from experiments.harness.main import KEPT
-from experiments.harness.note import fill, markdown
-from experiments.harness.revision import ROOT
-from experiments.harness.rows import Row, Rows, best, number_in, over
-from experiments.harness.show import number
+from experiments.kept import KEPT, ROOT, fill, markdown
+from experiments.lab import Row, Rows, best, ms, number, number_in, over
 from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
+from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
@@ -20,9 +16,10 @@ from experiments.step.captured_step import CAPTURED
 from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
 from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.contenders import FUSED as FUSED_STEP
+from experiments.works.finetunes import BACKWARD, RESIDENT
 from pagedopt import Estimate, estimate
 
-FOLDER, PICTURE = ROOT, KEPT / "readme.png"
+FOLDER, PICTURE = ROOT, KEPT / "budgets.png"
 STAGED = "mapped, staged"
 #: Budgets that are shown.
 SHARES = (0.0, 0.5, 1.0)
@@ -43,6 +40,18 @@ WORKS = {
     "1b": "1 B in 60 tensors, float32",
     "1000": "1,000 tensors of 2 x 3",
 }
+#: Cases of ``seven_billion`` by what the front page calls them.
+FINETUNES = {
+    RESIDENT: "torch fused, bfloat16 state on the GPU",
+    "torch_hooks": "the same, one a parameter, in hooks",
+    BACKWARD: "**pagedopt, 8-bit state on the host, updated within the backward**",
+    "forward": "pagedopt, the same, updated under the next forward",
+    "bitsandbytes": "bitsandbytes PagedAdamW8bit",
+    "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
+    "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
+    "optimi": "optimi AdamW, gradient release, Kahan sums",
+}
+RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
 CLOCKS = ("gpu", "wall")
@@ -121,13 +130,9 @@ def blocks(results: Results, page: str = "") -> dict[str, str]:
 
 
 def age(results: Results, shown: Sequence[str]) -> str:
-    """A sentence for each experiment and commit of what is shown: what has changed since."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys(shown):
-        part, topics = results.part(name)
-        known = found.setdefault((name.partition(".")[0], str(part["commit"])), [])
-        known += [topic for topic in topics if topic not in known]
-    return " ".join(f"`{name}` {fingerprint.age(commit, known)}." for (name, commit), known in found.items())
+    """A sentence for each experiment and commit of what is shown."""
+    found = dict.fromkeys((name.partition(".")[0], str(results.part(name)[0]["commit"])) for name in shown)
+    return " ".join(f"`{name}` measured at {commit}." for name, commit in found)
 
 
 def seven_billion(results: Results) -> str:
@@ -149,21 +154,20 @@ def seven_billion(results: Results) -> str:
         for name, plan, taken, share in ways
     ]  # fmt: skip
     titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations",
-              "ms of all updates, by rates alone", "by the share of them that steps reach",
+              "ms of all updates, ideal", "ms, expected",
               "GiB of state on the host")  # fmt: skip
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
     resident, staged, int8 = (f"{100 * share:.0f} %" for share in shares.values())
     (step,) = asked(results, "in_8_bits.in_8_bits").where(place="away", case=IN_8_BITS["away"])
     by_wall = 7e9 / step["numel"] * step["wall"]["median"] / 1e3
     return (
-        f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. State is bfloat16, as the "
-        "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates "
-        f"of an {machine}; a slower link\nbetween card and host takes longer. Steps that were measured, over fewer "
-        f"parameters, reach {resident} of these rates on the card,\n{staged} with float32 state on the host, and "
-        f"{int8} with 8-bit state there, by the GPU's clock (by the wall the last row is {number(by_wall)} ms)."
-        f"\nParameters and gradients alone take {number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the "
-        "lower two rows update each parameter within the backward and\ndrop its gradient; the largest gradient comes "
-        "on top."
+        f"{markdown(titles, lines)}\n\nCalculated by `pagedopt plan`, not measured. State is bfloat16 (last row: "
+        f"int8), on the host in page-locked RAM.\n*Ideal* is by the rates of an {machine}; *expected* is by the share "
+        f"of them that measured steps reach:\n{resident} on the card, {staged} with float32 state on the host, {int8} "
+        f"with 8-bit state there (GPU clock; by the wall the last row takes {number(by_wall)} ms).\n"
+        "A slower link takes longer. Parameters and gradients alone take "
+        f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB, so the lower "
+        "two rows update each parameter within the backward and free its\ngradient. The largest gradient comes on top."
     )
 
 
@@ -205,8 +209,8 @@ def options(results: Results) -> str:
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
-        f"{markdown(titles, lines)}\n\nEach row is of one run, on an {gpu(results)} where no card is named; "
-        "[above](#what-it-measures) a step may be of another, with another time."
+        f"{markdown(titles, lines)}\n\nRows come from separate runs ({gpu(results)} unless named), so times may differ "
+        "from the tables above."
     )
 
 
@@ -216,44 +220,34 @@ def gib_of_state(row: Row) -> float:
 
 
 def numbers(results: Results) -> str:
-    """The front page's table: one run, with its card, date, commit and versions."""
+    """The front page's table: a full fine-tune in one run, with its card, date and versions."""
+    rows = asked(results, "seven_billion.seven_billion").where(card="", ended=None, numel=WITHIN["numel"])
+    by_batch = {batch: {row["case"]: row for row in rows.where(batch=batch)} for batch in (4, 1)}
+    large, small = by_batch[4], by_batch[1]
     lines = [
-        (row["name"], number(row["here"] / 2**30), wall(row), number(row["gpu_ms"]) if row["gpu_ms"] else "-")
-        for row in of_one_run(results)
+        (name, f"{large[case]['taken']:.1f}", f"{large[case]['tokens_s']:,.0f}") for case, name in FINETUNES.items()
     ]
-    numel = asked(results, "paged_state.rivals")[0]["numel"]
-    titles = (
-        f"AdamW, {numel / 1e6:,.0f} M float32 parameters",
-        "GiB of state on the GPU",
-        "ms a step, wall",
-        "ms, GPU",
-    )
-    result = results.of("paged_state")
+    ours, torchs = large[BACKWARD], large[RESIDENT]
+    result = results.of("seven_billion")
     assert result is not None
     machine = result["machine"]
-    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "bitsandbytes", "torchao"))
-    near, away = ({row["share"]: row for row in of_one_run(results)}[share] for share in (1.0, 0.0))
-    each = (away["gpu_ms"] - near["gpu_ms"]) / (away["away"] / 2**30)
-    wide, narrow = (number(pushed_out(results, name)) for name in (RIVAL, RIVAL_8BIT))
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", *RIVAL_PACKAGES))
     return (
-        f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each GiB of state that "
-        f"spills adds\n{each:.0f} ms to a step (PCIe 5.0 x16). Rows are of different processes: compare by\n"
-        "the GPU where there is a time (torch fused ÷ ours: "
-        f"{fused_over_ours(results):.2f}). Of torchao's row some {gradients(results):.0f} ms are gradients on their "
-        "way down,\nwhich in training overlap the backward. bitsandbytes leaves its pages on the GPU; our harness "
-        f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits.\n\n{attached(results)}"
+        f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
+        f"Llama's shapes,\nblocks computed again in the backward, batches of {ours['batch']} x {ours['tokens']:,} "
+        f"tokens.\n\n{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
+        f"{share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
+        f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
+        f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
+        f"{small[BACKWARD]['taken']:.1f} GiB. Memory is the driver's count. bitsandbytes' pages stay on the\nGPU while "
+        f"there is room; pushed out, torchtune's recipe makes {large['torchtune_out']['tokens_s']:,.0f} tokens/s. No "
+        f"24 GB card was measured; a link\nslower than PCIe 5.0 x16 takes longer. {machine['when'][:10]}, {versions}."
     )
 
 
-def attached(results: Results) -> str:
-    """A sentence: what state in 8 bits on the host costs a training whose forward hides the step."""
-    of_model = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
-    hidden = of_model.number("of_resident", way=HIDDEN, state="int8")
-    assert hidden is not None
-    return (
-        "Attached, with all state on the host in 8 bits, a GPT of 1.56 B trains\n"
-        f"{hidden:.2f} times as long as with float32 state on the GPU."
-    )
+def share(part: float, whole: float) -> str:
+    """In percent."""
+    return f"{100 * part / whole:.0f} %"
 
 
 def fused_over_ours(results: Results) -> float:
@@ -302,16 +296,16 @@ def memory_and_time(results: Results) -> str:
     said = (
         f"{gpu(results)}, and {gpu(results, 'in_8_bits')} for ours with 8-bit state "
         f"([int8](int8.md#how-fast-is-a-step-with-it)), where our float32 step on the device takes "
-        f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState lies there "
-        f"before and after every step; what is away passes through {ring / 2**20:.0f} MiB more on the device.\nOur "
-        "rows, and those of torch, torchao and bitsandbytes, are of different processes, whose hosts differ. "
+        f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState on "
+        f"the host is streamed through {ring / 2**20:.0f} MiB of buffers on the device.\n"
+        "Rows were measured in separate processes; compare the GPU column. "
         f"By the GPU torch's fused step takes {fused_over_ours(results):.2f} times as long as ours.\ntorchao's row is "
-        f"a backward and a step. Some {gradients(results):.0f} ms of it are gradients on their way down, which in "
-        "training overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the "
-        f"device. Our harness pushes them out after each step, which takes {back[0]} ms by itself, and {back[1]} in "
-        f"8 bits; a step whose pages are still there takes {warm[0]} and {warm[1]}.\nIts 32-bit step takes "
-        f"{wide[ALONE]['over']:.2f} times as long as ours with all state away, and {wide[SAME]['over']:.2f} times with "
-        "its pages pushed out. Its 8-bit step moves a quarter of the bytes, and its results differ from float32's."
+        f"a backward and a step. About {gradients(results):.0f} ms of it are copies of gradients to the host, "
+        "which in training overlap the backward.\nbitsandbytes leaves its pages on the "
+        f"device. We push them out after each step ({back[0]} ms, {back[1]} in 8 bits); a step whose pages are still "
+        f"there takes {warm[0]} ms, {warm[1]} in 8 bits.\nIts 32-bit step takes "
+        f"{wide[ALONE]['over']:.2f} times as long as ours with all state on the host, {wide[SAME]['over']:.2f} times "
+        "with its pages pushed out. Its 8-bit step moves a quarter of the bytes, and its results differ from float32's."
     )
     titles = (title, "GiB of state on the device", "on the host", "ms a step, wall", "ms a step, GPU")
     return f"{markdown(titles, lines)}\n\n{said}"
@@ -337,13 +331,12 @@ def resident(results: Results) -> str:
     narrow = asked(results, "in_16_bits.in_16_bits").where(device="cuda")
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
-        f"copy move 22. The step that is shorter on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
+        f"copy move 22. The faster step on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
         f"state in both it is {shorter(narrow)} ([in 16 bits](int8.md#everything-in-16-bits)).\n"
-        "The row in a CUDA graph is of another run ([captured_step](captured_step.md)), in which "
-        f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
-        "Llama is of another run, too ([optimizer_ladder](optimizer_ladder.md)): each step ran beside a copy "
-        f"only, the compiled one in a process of its own.\nIt takes {by_wall:.2f} times as long as ours by the wall, "
-        f"and {by_gpu:.2f} times by the GPU; in the other rows it was not timed."
+        "The CUDA graphs come from another run ([captured_step](captured_step.md)), in which "
+        f"an eager step takes {eager[0]} µs by the wall, torch's {eager[1]} µs.\nThe Llama layer comes from another "
+        "run, too ([optimizer_ladder](optimizer_ladder.md)); the compiled step was timed only there. It takes\n"
+        f"{by_wall:.2f} times as long as ours by the wall, and {by_gpu:.2f} times by the GPU."
     )
 
 

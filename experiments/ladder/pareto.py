@@ -20,10 +20,22 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import error, last_line, mib, ms, percent
-from experiments.harness.machine import chosen_device
-from experiments.harness.panels import GRAY, RED, Lines
-from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, console, on_one_clock
+from experiments.kept import chosen_device
+from experiments.lab import (
+    Case,
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    error,
+    last_line,
+    mib,
+    ms,
+    on_one_clock,
+    percent,
+)
+from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
 from experiments.works.contenders import (
     COMPILED,
@@ -39,11 +51,11 @@ from experiments.works.contenders import (
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
-from experiments.works.trace import counted
+from experiments.works.trace import Incomplete, counted, counted_apart
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 DEVICE = f"{OURS}, device"
 TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 #: Whose state goes where it is used: paged_state weighs them.
@@ -98,7 +110,7 @@ def about(run: Run, key: str, contender: Contender) -> Row:
     return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
 
-def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
+def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> tuple[Row, Bound]:
     """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
     params = work.parameters(run.device)
     bound = contender.build(params)
@@ -117,15 +129,30 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     found |= {"extra": extra(bound.step, run.device), **scales.since(), "away": away(bound, run.device)}
     taken, gpu = found.pop("taken"), run.device.type == "cuda"
     found["state"] = taken if gpu else state_bytes(bound)
-    if gpu:
-        with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
-            counts = counted(bound.step, warmup=0)
-            found |= {"kernels": counts.kernels, "launches": counts.launches}
     cases = [Case(contender.name, bound.step)]
     if len(work.shapes) < 1000:
         cases.append(contenders.copy_of_bytes(work, run.device))
     times = run.measure(cases)
-    return {**found, **times[contender.name], "copy": times.get(COPY)}
+    return {**found, **times[contender.name], "copy": times.get(COPY)}, bound
+
+
+def launches(device: str, key: str, names: Sequence[str]) -> Iterator[Row]:
+    """In a process of its own: what a step of each contender launches."""
+    run = Run(chosen_device(device))
+    for name in names:
+        bound = contenders.CONTENDERS[name].build(works(run)[key].parameters(run.device))
+        yield {"case": name, **launched(bound)}
+        del bound
+        run.free()
+
+
+def launched(bound: Bound) -> Row:
+    """Kernels and launches of a step; nothing if a trace is not whole."""
+    try:
+        counts = counted(bound.step)
+    except Incomplete:
+        return {}
+    return {"kernels": counts.kernels, "launches": counts.launches}
 
 
 def state_bytes(bound: Bound) -> int | None:
@@ -148,13 +175,18 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
     for key, work in run.each(works(run).items()):
-        reference = Reference(work.parameters(run.device))
+        reference, rows = Reference(work.parameters(run.device)), list[Row]()
         for contender in chosen(run, work):
             refusals = () if contender.name == DEVICE else (Exception,)
             with run.attempt(f"{work.name}, {contender.name}", refusals):
-                yield {**about(run, key, contender), **weighed(run, work, contender, reference)}
+                rows.append({**about(run, key, contender), **weighed(run, work, contender, reference)[0]})
         del reference  # of doubles
         run.free()
+        if run.device.type == "cuda":
+            names = [row["case"] for row in rows]
+            counts = counted_apart(run, launches, str(run.device), key, names, by=["case"])
+            rows = [{**row, **counts.get((row["case"],), {})} for row in rows]
+        yield from rows
         if run.device.type == "cpu" or run.quick:
             run.left_out.append(f"{work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
             continue
@@ -165,9 +197,10 @@ def measure(run: Run) -> Iterator[Row]:
 
 def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
     """In a process of its own, with empty caches: what a contender that is compiled takes and needs."""
-    run = Run(chosen_device(device), False, console())
+    run = Run(chosen_device(device), False)
     work = works(run)[key]
-    yield weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
+    row, bound = weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
+    yield {**row, **launched(bound)}
 
 
 def derive(rows: Rows) -> Rows:
@@ -241,19 +274,6 @@ def named(contender: str) -> str:
     return "black" if (color := contenders.color(contender)) == GRAY else color
 
 
-TABLES = [
-    Table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", by=("key",), columns={
-        "contender": "case", "ms, {clock}": ms("time"), "device, MiB": mib("need"),
-        "of it only in a step": mib("extra"), "away, MiB": mib("away"), "kernels": "kernels",
-        "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the Pareto front": ended,
-    })
-]  # fmt: skip
-BARS = [
-    Bar("works in which ours is off the Pareto front of exact updates", fronts, at_most=0, case=DEVICE),
-    Bar("ours on the device, bytes beyond two moments", "beyond", at_most=1 << 20, unit="B", case=DEVICE),
-    Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", "from_one", at_most=0.05, case=FOREACH,
-        key="gpt2"),
-]  # fmt: skip
 PANELS = [
     Front(
         title="{work}, {numel:,} parameters",
@@ -268,4 +288,20 @@ PANELS = [
 ]
 TITLE = """Solid: nobody is faster in less memory; dotted: nobody who is as exact as float32
 grey: the others; dashed: two moments in float32"""
-PLOTS = [Plot(f"pareto-{key}", PANELS, TITLE, {"key": key}) for key in ("gpt2", "1000", "llama")]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
+        "device, MiB": mib("need"), "away, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
+        "error": error(), "on the Pareto front": ended}  # fmt: skip
+    front = Rows(row for row in rows if row["front"] or row["front_exact"])
+    page.table("nobody is faster in less memory", front, {"work": "work", **columns})
+    page.detail.table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", rows,
+        {**columns, "of it only in a step": mib("extra"), "kernels": "kernels"}, by=("key", ))  # fmt: skip
+    page.picture("pareto-llama", rows.where(key="llama"), PANELS, TITLE)
+    page.bar("works in which ours is off the Pareto front of exact updates", rows.where(case=DEVICE), fronts, at_most=0)
+    page.bar("ours on the device, bytes beyond two moments", rows.where(case=DEVICE), "beyond",
+        at_most=1 << 20, unit="B")  # fmt: skip
+    page.bar("foreach's peak is one float32 number a parameter, GPT-2, off by",
+        rows.where(case=FOREACH, key="gpt2"), "from_one", at_most=0.05)  # fmt: skip

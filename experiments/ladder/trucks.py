@@ -18,20 +18,20 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as functional
 
-from experiments.harness.child import only
-from experiments.harness.columns import mib, ms
-from experiments.harness.panels import Lines
-from experiments.lab import Bar, Case, Grid, Plot, Row, Rows, Run, Text, console, number, on_one_clock, series
+from experiments.child import only
+from experiments.kept import chosen_device
+from experiments.lab import Case, Page, Row, Rows, Run, mib, ms, number, on_one_clock, series
+from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Step
-from experiments.works.trace import counted
+from experiments.works.trace import counted, counted_apart
 from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
-MEASURES = ("clock", "kernels", "launch", "transports")
+MEASURES = ("kernels", "launch", "tables", "transports")
 TENSORS = 512
 #: torch's allocator takes memory in pieces of up to so many bytes: held to less, it stops what would pass.
 SEGMENT = 20 << 20
@@ -99,9 +99,34 @@ WAYS: dict[str, Callable[[Lists, int], Step]] = {
 def measure(run: Run) -> Iterator[Row]:
     """A row per work, rung and b: trips, times (µs), bytes at the peak, kernels, whether it passes the bridge."""
     run.rounds, run.seconds = run.size((20, 4.0), (2, 0.05))
+    rows, counts = list(timed(run)), {}
+    if run.device.type == "cuda":
+        counts = counted_apart(run, launches, str(run.device), run.quick, by=("key", "way", "size"))
+    yield from ({**row, **counts.get((row["key"], row["way"], row["size"]), {})} for row in rows)
+
+
+def sizes_of(run: Run, work: Work) -> list[int]:
+    """Of the groups."""
+    return [1 << i for i in range(0, len(work.shapes).bit_length(), run.size(1, 3))]
+
+
+def launches(device: str, quick: bool) -> Iterator[Row]:
+    """In a process of its own: kernels of every step, and how long the GPU was busy with them."""
+    run = Run(chosen_device(device), quick)
+    for key, work in works(run).items():
+        lists = lists_of(work, run.device)
+        for way, make in WAYS.items():
+            for size in sizes_of(run, work):
+                with run.attempt(f"{work.name}, {way}, groups of {size}", (Exception,)):
+                    counts = counted(make(lists, size))
+                    busy = series([counts.busy_us], "GPU")
+                    yield {"key": key, "way": way, "size": size, "kernels": counts.kernels, "busy": busy}
+
+
+def timed(run: Run) -> Iterator[Row]:
+    """The rows, without what a trace counts."""
     for key, work in run.each(works(run).items()):
-        lists, count = lists_of(work, run.device), len(work.shapes)
-        sizes = [1 << i for i in range(0, count.bit_length(), run.size(1, 3))]
+        lists, count, sizes = lists_of(work, run.device), len(work.shapes), sizes_of(run, work)
         for way, make in WAYS.items():
             about = {"key": key, "work": work.name, "device": run.device.type, "numel": work.numel, "way": way}
             with run.attempt(f"{work.name}, {way}", (Exception,)):
@@ -114,14 +139,12 @@ def measure(run: Run) -> Iterator[Row]:
 
 
 def needed(run: Run, row: Row, step: Step) -> Row:
-    """Bytes at the peak by all witnesses, kernels, and whether the step passes under the bridge."""
+    """Bytes at the peak by all witnesses, and whether the step passes under the bridge."""
     scales = Scales(run.device)
     found: Row = {"extra": extra(step, run.device), "kernels": None, "busy": None, "resident": None, "others": 0}
     with run.attempt("{work}, {way}, groups of {size}".format(**row)):
         if run.device.type == "cuda":
             found |= {"others": scales.since()["others"], "passes": passes(step, row["bridge"], run.device)}
-            counts = counted(step, warmup=0)
-            found |= {"kernels": counts.kernels, "busy": series([counts.busy_us], "GPU")}
         elif not run.quick:
             found |= only(resident, row["key"], row["way"], row["size"], limit=120)
     return {"passes": found["extra"] <= row["bridge"], **found}
@@ -145,7 +168,7 @@ def passes(step: Step, bridge: int, device: torch.device) -> bool:
 
 def resident(key: str, way: str, size: int) -> Iterator[Row]:
     """In a process of its own: by how much a step raises what the process has in RAM at its peak."""
-    run = Run(torch.device("cpu"), False, console())
+    run = Run(torch.device("cpu"), False)
     step = WAYS[way](lists_of(works(run)[key], run.device), size)
     step()
     before = high_water(reset=True)
@@ -203,23 +226,6 @@ class Peaks(Lines):
 
 
 GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a group"}
-TABLES = [
-    Grid(f"{{work}} on {{device}} ({{key}}): {said}", cell=cell, where={"key": key}, **GRID)
-    for key, said, cell in (
-        ("trips cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "kernels", "kernels"),
-        ("bytes cost", "MiB at the peak", mib("extra")),
-    )
-]
-BARS = [
-    Bar("trips are 512 / b, off by", "off", at_most=0),
-    Bar("foreach's extra is one intermediate of its group, off by", "from_one", at_most=0.05, key="bytes cost",
-        way=FOREACH),
-    Bar("ours in one group, bytes at the peak", "extra", at_most=1 << 20, unit="B", way=OURS, trips=1),
-    Bar("largest group of ours within the memory limit", lambda rows: largest(rows, OURS), at_least=TENSORS),
-]  # fmt: skip
-TEXTS = [Text("trucks", bridge)]
 DRAWN: dict[str, Any] = {"x": "size", "each": "way", "label": "b, tensors in a group", "colors": contenders.color}
 PANELS = [
     Lines(title="{work}: {key}", unit="ms a step", y=ms("time"), inches=4.5, **DRAWN),
@@ -232,4 +238,21 @@ PANELS = [
         **DRAWN,
     ),
 ]
-PLOTS = [Plot("trucks", PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
+    for on, key, said, cell in (
+        (page, "bytes cost", "MiB at the peak", mib("extra")),
+        (page.detail, "trips cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "kernels", "kernels"),
+    ):
+        on.grid(f"{{work}} on {{device}} ({{key}}): {said}", rows.where(key=key), cell=cell, **GRID)
+    page.say(bridge(rows))
+    page.picture("trucks", rows, PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))
+    page.bar("trips are 512 / b, off by", rows, "off", at_most=0)
+    page.bar("foreach's extra is one intermediate of its group, off by",
+        rows.where(key="bytes cost", way=FOREACH), "from_one", at_most=0.05)  # fmt: skip
+    page.bar("ours in one group, bytes at the peak", rows.where(way=OURS, trips=1), "extra", at_most=1 << 20, unit="B")
+    page.bar("largest group of ours within the memory limit", rows, lambda rows: largest(rows, OURS), at_least=TENSORS)

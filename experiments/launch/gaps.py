@@ -8,14 +8,14 @@ in a trace, where listening slows the host; without it, a call's time beyond tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from experiments.lab import Case, Lines, Plot, Row, Rows, Run, Table, Text, number, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, number, series
+from experiments.pictures import Lines
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
 NEEDS_GPU = True
-MEASURES = ("clock",)
 BATCHES = (64, 256, 1024, 4096, 16384, 65536)
 #: A launch is hidden where the call takes no more than this beyond its kernels.
 HIDDEN = 1.1
@@ -24,14 +24,17 @@ HIDDEN = 1.1
 def measure(run: Run) -> Iterator[Row]:
     """A row per batch and way: wall and GPU time of a call, and the gaps of its trace as text."""
     run.rounds, run.seconds = run.size((60, 1.0), (3, 0.1))
+    timed: list[tuple[Row, Callable[[], object]]] = []
     for batch in run.each(run.size(BATCHES, (64, 256))):
         with run.attempt(f"{batch:,} rows a slice", (Exception,)):
             work = Slices(batch, run.device)
             ways = {SPLIT: work.way(work.split_stack), COMBINED: work.way(work.combined)}
-            counts = {name: counted(way) for name, way in ways.items()}
-            for row in run.time([Case(name, way, repeats=4) for name, way in ways.items()], batch=batch):
-                before = series([gap.before for gap in counts[row["case"]].gaps], "GPU")
-                yield {**row, **counts[row["case"]].as_dict(), "before": before}
+            cases = [Case(name, way, repeats=4) for name, way in ways.items()]
+            timed += [(row, ways[row["case"]]) for row in run.time(cases, batch=batch)]
+    for row, way in timed:  # last: launches behind a trace are slower
+        with run.attempt("{case}, {batch:,} rows a slice: its trace".format(**row), (Exception,)):
+            counts = counted(way)
+            yield {**row, **counts.as_dict(), "before": series([gap.before for gap in counts.gaps], "GPU")}
 
 
 def derive(rows: Rows) -> Rows:
@@ -64,14 +67,6 @@ def sentence(rows: Rows) -> str:
     )
 
 
-TABLES = [
-    Table("{case}", by=("case",), columns={
-        "rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
-        "a kernel, µs": "each", "exposed µs a kernel": "exposed", "trace: kernel before, µs": "before",
-        "trace: gap, µs": "gap_each",
-    })
-]  # fmt: skip
-TEXTS = [Text("gaps", sentence)]
 DRAWN = Lines(
     title="The longer kernels are, the less the GPU waits for the next launch",
     unit="% of a call that the GPU waits",
@@ -83,4 +78,14 @@ DRAWN = Lines(
     level=("hidden", lambda _: waits(HIDDEN)),
     inches=3.6,
 )
-PLOTS = [Plot("gaps", [DRAWN])]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, and a picture."""
+    columns: dict[str, Column] = {"rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu",
+        "wall ÷ GPU": "of_gpu", "a kernel, µs": "each", "exposed µs a kernel": "exposed",
+        "trace: kernel before, µs": "before", "trace: gap, µs": "gap_each"}  # fmt: skip
+    page.table("{case}", rows.where(case=SPLIT), columns)
+    page.detail.table("{case}", rows.where(case=COMBINED), columns)
+    page.say(sentence(rows))
+    page.picture("gaps", rows, [DRAWN])

@@ -19,19 +19,32 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.harness.columns import formatted, percent, ratio, spread
-from experiments.harness.panels import BLUE, GRAY, PURPLE, Bars
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, on_own_clock, over
+from experiments.kept import chosen_device
+from experiments.lab import (
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    by_clock_of,
+    formatted,
+    on_own_clock,
+    over,
+    percent,
+    ratio,
+    spread,
+)
+from experiments.pictures import BLUE, GRAY, PURPLE, Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, OURS, Build
 from experiments.works.dispatch import dispatched
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work, gpt2_shapes
 from experiments.works.reference import Bound
-from experiments.works.trace import Incomplete, counted
+from experiments.works.trace import counted, counted_apart
 from pagedopt import PagedAdamW
 
-MEASURES = ("clock", "kernels", "CPU kernels", "launch", "step", "factor", "capture")
+MEASURES = ("kernels", "launch", "tables", "optim")
 PLAIN, CLIP, SCALE, BOTH = "a step", "clip and step", "scaler and step", "scaler, clip and step"
 #: A norm that no gradient here has.
 FAR = 1e6
@@ -157,7 +170,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and way: times (µs), launches and kernels (on a CPU: operators), the update's error."""
     on_cpu = run.device.type == "cpu"
-    ways = [way for way in WAYS if (way.on_cpu or not on_cpu) and (run.options.compile or not way.slow)]
+    ways = ways_of(on_cpu, run.options.compile)
     if not run.options.compile:
         run.left_out.append("torch.compile: takes 15 s and more; add --compile")
     asked = [
@@ -174,12 +187,25 @@ def measure(run: Run) -> Iterator[Row]:
         for name, timing in run.measure(cases).items():
             row = {**about, "case": name, "bytes": work.bytes_each * work.numel, "error": errors.get(name)}
             timed.append({**row, **timing})
-    done: dict[tuple[str, str, str], Row] = {}
-    for key, work, what in asked:  # last: launches behind a trace are slower
-        for name, build in builds(ways, what).items():
-            with run.attempt(f"launches of {name}: {what}, {work.name}", (Exception,)):  # a compiler's may be any
-                done[key, what, name] = launched(run, build(work.parameters(run.device)).step)
+    arguments = str(run.device), run.quick, run.options.compile
+    done = counted_apart(run, launches, *arguments, by=("key", "what", "case"))
     yield from ({**row, **done.get((row["key"], row["what"], row["case"]), {})} for row in timed)
+
+
+def launches(device: str, quick: bool, slow: bool) -> Iterator[Row]:
+    """On a GPU in a process of its own: what a step of everybody launches; on a CPU the operators that it calls."""
+    run = Run(chosen_device(device), quick)
+    on_cpu = run.device.type == "cpu"
+    for key, work in works(quick or on_cpu).items():
+        for way in ways_of(on_cpu, slow):
+            with run.attempt(f"launches of {way.name}: {way.what}, {work.name}", (Exception,)):
+                counts = launched(run, way.build(work.parameters(run.device)).step)
+                yield {"key": key, "what": way.what, "case": way.name, **counts}
+
+
+def ways_of(on_cpu: bool, slow: bool) -> list[Way]:
+    """Those that are there, and that are not too slow."""
+    return [way for way in WAYS if (way.on_cpu or not on_cpu) and (slow or not way.slow)]
 
 
 def builds(ways: list[Way], what: str) -> dict[str, Build]:
@@ -191,11 +217,7 @@ def launched(run: Run, step: Callable[[], object]) -> dict[str, int | None]:
     """What one step launches, and the kernels that run; on a CPU the operators of torch that it calls."""
     if run.device.type == "cpu":
         return {"launches": None, "kernels": None, "operators": dispatched(step).total()}
-    try:
-        counts = counted(step)
-    except Incomplete as error:
-        run.leave_out(f"launches: {error}")
-        return {"launches": None, "kernels": None, "operators": None}
+    counts = counted(step)
     return {"launches": counts.launches, "kernels": counts.kernels, "operators": None}
 
 
@@ -221,24 +243,28 @@ def color(name: str) -> str:
     return BLUE if name.startswith(OURS) else PURPLE if name.startswith(COMPILED) else GRAY
 
 
-TABLES = [
-    Table("{what}, {work}, {device}", by=("key", "what", "device"), columns={
-        "who": "case", "launches": "launches", "kernels": "kernels", "operators": "operators", "host µs": "host",
-        "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"), "of the copy": percent("share"),
-        "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled"), "by": "clock",
-    })
-]  # fmt: skip
 GPU: dict[str, Any] = {"device": "cuda"}
-BARS = [
-    Bar("GPT-2, clip and step, of a copy of its bytes", "of_copy", at_most=1.07, unit="x", key=GPT2, what=CLIP,
-        case=OURS, **GPU),
-    Bar("GPT-2, clip and step, launches", "launches", at_most=3, key=GPT2, what=CLIP, case=OURS, **GPU),
-    Bar("GPT-2, a scaled step's kernels, of an unscaled one's", "of_unscaled", at_most=1.02, unit="x", key=GPT2,
-        what=SCALE, case=GIVEN, **GPU),
-    Bar("1,000 tiny tensors, clip and step, wall, of torch's", "of_torch_wall", at_most=0.333, unit="x", key=TINY,
-        what=CLIP, case=OURS, **GPU),
-    Bar("1,000 tiny tensors, captured, wall, of torch's eager", "of_torch_wall", at_most=0.1, unit="x", key=TINY,
-        what=CLIP, case=IN_GRAPH, **GPU),
-]  # fmt: skip
 PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
-PLOTS = [Plot("steps", PANELS, "Clipping and scaling, inside of the step and beside it", by=("work", "device"))]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"who": "case", "launches": "launches", "kernels": "kernels",
+        "GPU µs": "gpu", "of the copy": percent("share"),
+        "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled")}  # fmt: skip
+    title = "{what}, {work}, {device}"
+    page.table("clip and scale: {work}, {device}", rows.where(key=GPT2, device="cuda"), {"what": "what", **columns})
+    more: dict[str, Column] = {"host µs": "host", "operators": "operators",
+        "wall µs (p10 to p90)": spread("wall"), "by": "clock"}  # fmt: skip
+    page.detail.table(title, rows, {**columns, **more}, by=("key", "what", "device"))
+    page.picture("steps", rows.where(key=GPT2), PANELS,
+        "Clipping and scaling, inside of the step and beside it", by=("work", "device"))  # fmt: skip
+    page.bar("GPT-2, clip and step, of a copy of its bytes",
+        rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "of_copy", at_most=1.07, unit="x")  # fmt: skip
+    page.bar("GPT-2, clip and step, launches", rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "launches", at_most=3)
+    page.bar("GPT-2, a scaled step's kernels, of an unscaled one's",
+        rows.where(key=GPT2, what=SCALE, case=GIVEN, **GPU), "of_unscaled", at_most=1.02, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, clip and step, wall, of torch's",
+        rows.where(key=TINY, what=CLIP, case=OURS, **GPU), "of_torch_wall", at_most=0.333, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, captured, wall, of torch's eager",
+        rows.where(key=TINY, what=CLIP, case=IN_GRAPH, **GPU), "of_torch_wall", at_most=0.1, unit="x")  # fmt: skip

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Case, Row, Run, Table
+from experiments.lab import Case, Page, Row, Rows, Run
 from experiments.step.step_host import looking_in_python
 from pagedopt import PointerTable
 
-MEASURES = ("clock", "launch", "step")
+MEASURES = ("launch", "tables", "optim")
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -49,10 +49,10 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     optimizer, fused = looking_in_python([{"params": params}]), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
-    assert optimizer._launches is not None
-    (bucket,) = optimizer._launches.buckets
-    written = optimizer._prepare().updates[0].written
-    sweep, group = bucket.sweep, optimizer.param_groups[0]
+    assert optimizer._plan is not None
+    (launch,) = optimizer._plan.launches
+    written = optimizer._prepare().work[0].written
+    sweep, group = launch.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
     tables = PointerTable([params]), PointerTable([grads])
     step = [1.0]
@@ -60,7 +60,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     def run() -> None:
         step[0] += 1
         (beta1, beta2), given = group["betas"], {name: group[name] for name in ("lr", "eps", "weight_decay")}
-        sweep.run([bucket.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
+        sweep.run([launch.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
 
     return {
         "step(), whole, looking in Python": optimizer.step,
@@ -74,4 +74,6 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     }
 
 
-TABLES = [Table("{count:,} tensors, {device}", {"piece": "piece", "host µs": "host"}, by=("count",))]
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    page.table("{count:,} tensors, {device}", rows, {"piece": "piece", "host µs": "host"}, by=("count",))

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..rules import Rule
-from ..rules.rule import find_registered
+from ..rules.rule import Rule, find_registered
 from ..system.registered_ops import UNSAFE_IN_CUDA_GRAPHS, define
-from .scalars import named
-from .sweep import apply
+from .sweep import apply, named
 
 #: Stands behind the name of a rule whose results go into lists of their own.
 OUT_OF_PLACE = ", out of place"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from contract_world import World, ordinary, reference, scenario, through_a_file
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "checkpoints"
 SHAPES = ((200, 101), (13, 18), ())
@@ -212,7 +213,7 @@ def test_float32_state_into_float16_parameters(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_float32_state_that_a_state_format_keeps(world: World) -> None:
-    """State in float32 is loaded for parameters in bfloat16, where ours is told ``state_format="float32"``."""
+    """State in float32 is loaded for parameters in bfloat16, where ours has ``state_format="float32"``."""
     cast(world, torch.bfloat16, torch.float32, state_format="float32")
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step.bucket import Bucket
-from pagedopt.optim.step.captured import CapturedStep
-from pagedopt.optim.step.host_numbers import HostNumbers
-from pagedopt.optim.step.members import members
-from pagedopt.optim.step.plan import Plan
+from pagedopt.optim.capture import CapturedStep
+from pagedopt.optim.gather import members
+from pagedopt.optim.launch import Launch
+from pagedopt.optim.numbers import HostNumbers
+from pagedopt.optim.plan import Plan
 
 Params = list[torch.nn.Parameter]
 
@@ -28,9 +28,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    plan = Plan.of(optimizer, members(optimizer), lambda *_: False)
-    launches: list[Any] = plan.prepare()
-    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.seen)
+    plan, found, ready = Plan.of(optimizer, everyone := members(optimizer), lambda *_: False, None)
+    return [*params, late], optimizer, CapturedStep(plan.prepare(optimizer, found, ready), everyone)
 
 
 def replace_state(params: Params, optimizer: Any) -> None:
@@ -101,7 +100,7 @@ def test_gradients_that_no_captured_kernel_can_read_are_refused_first(
     world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, optimizer, captured = world
-    monkeypatch.setattr(Bucket, "follow", lambda *_: pytest.fail("the list was rewritten"), raising=False)
+    monkeypatch.setattr(Launch, "follow", lambda *_: pytest.fail("the list was rewritten"), raising=False)
     params[1].grad = torch.ones(10)[::2]
     with pytest.raises(ValueError, match=r"gradient of parameter 1 has shape \(5,\) and strides \(2,\)"):
         captured.refresh(optimizer)

@@ -11,11 +11,10 @@ import torch
 from ...common.patience import Patience
 from ...system import internals
 from ...system.interrupts import Uninterrupted
-from ...tables.shards import is_sharded
-from ..state.damage import check_whole, whole
-from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..step.factor import SCALING
-from ..step.launches import NO_SHARDS, Coming, Launches, PreparedStep, prepare_again, prepare_anew
+from ...tables.tensors import is_sharded
+from ..clip import SCALING
+from ..plan import NO_SHARDS, Coming, Plan, Step, prepare_anew
+from ..rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
 from .cycle import Cycle, CyclePlan
 from .models import holds_any, refusal
 from .side_stream import SideStream
@@ -54,7 +53,7 @@ class Within:
         params = _params(optimizer)
         self._optimizer, self._device = weakref.ref(optimizer), _device_of(optimizer, model, params)
         self._side = SideStream(self._device) if self._device.type == "cuda" else None
-        self._launches: Launches | None = None
+        self._launches: Plan | None = None
         self._plan: CyclePlan | None = None
         self._cycle: Cycle | None = None
         self._coming = Coming(frozenset(), {})
@@ -69,13 +68,13 @@ class Within:
         weakref.finalize(optimizer, _remove, self._handles).atexit = False
         try:
             optimizer.store.own_rings(True)
-            optimizer._launches = None
+            optimizer._plan = None
             step = self._prepare(optimizer)
             self._hook_all(params)
         except BaseException:
             self.detach()
             raise
-        optimizer.preallocated.update((m.param, m.entry) for m in step.fresh if m.is_new)
+        optimizer.preallocated.update((m.param, m.entry) for m in step.plan.fresh if m.is_new)
         optimizer.warm = True
 
     def detach(self) -> None:
@@ -83,7 +82,7 @@ class Within:
         _remove(self._handles)
         if (optimizer := self._optimizer()) is not None:
             optimizer.store.own_rings(False)
-            optimizer._launches = None
+            optimizer._plan = None
 
     def refuse(self, what: str) -> None:
         """Raise RuntimeError if a backward has begun a step that nobody has ended."""
@@ -177,7 +176,7 @@ class Within:
         turns = {i: self._turns.get(id(p), len(params)) for i, p in enumerate(params)}
         return Coming(frozenset([id(p) for p in some if self._takes(p)]), turns)
 
-    def _prepare(self, optimizer: RuleOptimizer) -> PreparedStep:
+    def _prepare(self, optimizer: RuleOptimizer) -> Step:
         """Prepare a step before its gradients are there."""
         store, known = optimizer.store, self._launches
         ready, coming = store.make_ready(), self._gradients_to_come(optimizer)
@@ -186,10 +185,10 @@ class Within:
             found = known.seen.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed
                 if found is not None:
-                    return prepare_again(optimizer, known, found, ready)
+                    return known.prepare(optimizer, found, ready)
         self._launches = None
         step = prepare_anew(optimizer, NO_SHARDS, coming)
-        self._launches, self._coming = step.launches, coming
+        self._launches, self._coming = step.plan._replace(fresh=()), coming
         self._made_for = step.ready.residents, coming.expected, store.rings.get(self._device)
         return step
 
@@ -239,7 +238,7 @@ class Within:
             self._patience.served += 1
             return
         self._late += 1
-        if self._late >= self._patience.wait and not any(bucket.counts_anew for bucket in cycle.plan.buckets):
+        if self._late >= self._patience.wait and not any(launch.counts_anew for launch in cycle.plan.launches):
             self._turns = {name: turn for turn, name in enumerate(cycle.params)}
             self._launches, self._late = None, 0
             self._patience.lost()
