@@ -23,8 +23,8 @@ from ...placements.own_mover import KnownCalls, OwnMover
 from ...tables.layout import HostTable
 from ...tables.tensors import has_memory
 from ..launch import Launch, Work
+from ..pending import REPLACED
 from ..plan import Coming, Step, put_state
-from ..step.pending import REPLACED
 from .side_stream import SideStream
 
 
@@ -46,7 +46,7 @@ class CyclePlan:
     def __init__(self, step: Step, coming: Coming) -> None:
         #: Of each update: its launch, its table, and the number of its first chunk.
         self.launches: list[Launch] = [update.launch for update in step.work]
-        self.tables: list[HostTable] = [update.sweep.table.host for update in step.work]
+        self.tables: list[HostTable] = [update.launch.sweep.table.host for update in step.work]
         self.bases: list[int] = []
         self._chunks = 0
         self.rows: dict[int, _Rows] = {}
@@ -71,17 +71,17 @@ class CyclePlan:
 
     def _take(self, launch: Launch, update: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
         """Take the rows of one table, and yield its visits, each with its turn."""
-        table, route, count = update.sweep.table.host, update.route, launch.count
+        table, route, count = update.launch.sweep.table.host, update.launch.route, launch.count
         names, base = [*map(id, update.tensors[:count])], self._chunks
         self.bases.append(base)
         self._chunks += len(table.chunk_words)
         if route is None:
             tensor, offset, hand = np.arange(count), np.zeros(count, np.int64), count
-            numel = np.array(update.sweep.table.numels, np.int64)
+            numel = np.array(update.launch.sweep.table.numels, np.int64)
         else:
             tensor, offset, numel, hand = route.rows.tensor, route.rows.offset, route.rows.numel, route.at_hand
         moves = () if route is None else route.moves
-        dtype = update.sweep.formats[1].columns[0].dtype
+        dtype = update.launch.sweep.formats[1].columns[0].dtype
         for i, name in enumerate(names):
             if name in coming.expected:
                 at = np.flatnonzero(tensor == i)
@@ -116,7 +116,7 @@ class CyclePlan:
 
     def fits(self, step: Step) -> bool:
         """Return whether a step has the tables that this was made for."""
-        now = [update.sweep.table.host for update in step.work]
+        now = [update.launch.sweep.table.host for update in step.work]
         return len(now) == len(self.tables) and all(a is b for a, b in zip(now, self.tables, strict=True))
 
 
@@ -140,11 +140,11 @@ class Cycle:
                     there = [t for t in (p, *update.tensors[2 * launch.count + i :: launch.count]) if t is not None]
                     self._memory[id(p)] = there, [*map(_address, there)], [*map(_storage, there)]
         for update in step.work:
-            update.sweep.begun = False
-            update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
+            update.launch.sweep.begun = False
+            update.launch.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
         stream = 0 if side is None else side.handle
         self._launches = [
-            update.sweep.launch_of_spans(update.sweep.ready(actions), stream, plan.launch_calls)
+            update.launch.sweep.launch_of_spans(update.launch.sweep.ready(actions), stream, plan.launch_calls)
             for update, actions in zip(step.work, plan.actions, strict=True)
         ]
         self._arrivals = Arrivals(plan.at_hand, plan.visits)
@@ -183,7 +183,7 @@ class Cycle:
 
     def begun(self) -> bool:
         """Return whether a launch has begun: part of parameters and state may be new."""
-        return any(update.sweep.begun for update in self.step.work)
+        return any(update.launch.sweep.begun for update in self.step.work)
 
     def gradient_of(self, p: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of a parameter as kernels take it; None: it is left to the plain step behind this one.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ...system.compare_tensors import identities
-from ..launch import Work
+from ..system.compare_tensors import identities
+from .launch import Work
 
 #: For each update, the indices of the parameters of each of its launches.
 Rows = Sequence[Sequence[Sequence[int]]]

@@ -11,37 +11,37 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import torch
 
-from ...launch.device_step import DeviceStep
-from ...placements.arena import Arena
-from ...system import internals
-from ...system.cuda.driver import Event, relaxed_capture
-from ...system.interrupts import Uninterrupted
-from ..launch import Work
-from ..page_graphs import StagedGraph
-from ..plan import Step
-from ..rule_optimizer import RuleOptimizer, whole
+from ..launch.device_step import DeviceStep
+from ..placements.arena import Arena
+from ..system import internals
+from ..system.cuda.driver import Event, relaxed_capture
+from ..system.interrupts import Uninterrupted
+from .launch import Work
+from .page_graphs import StagedGraph
 from .pending import REPLACED, LastLaunches, Pending, cannot_be_told, memory_of
+from .plan import Step
+from .rule_optimizer import RuleOptimizer, whole
 
 
 def why_not(step: Step) -> str:
     """Return why a step cannot be queued, or ""."""
     updates = step.work
-    if not any(update.route is not None for update in updates):
+    if not any(update.launch.route is not None for update in updates):
         return "no page of its state is away"
     if any(map(_reads_hyperparameters, updates)):
         return "a hyperparameter is a tensor that the device reads"
-    if not all(update.lists.as_they_are for update in updates):
+    if not all(update.launch.lists.as_they_are for update in updates):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
     if any(torch.is_inference(t) for update in updates for t in update.seen if t is not None):
         return "parameters or gradients are tensors of torch.inference_mode, which count no writes"
-    if len({update.sweep.device for update in updates}) > 1:
+    if len({update.launch.sweep.device for update in updates}) > 1:
         return "parameters are on several devices"
     return ""
 
 
 def _reads_hyperparameters(update: Work) -> bool:
     """Return whether the launch reads a learning rate or beta from the device when its turn comes."""
-    transport = update.sweep.transport if update.sweep.device.type == "cuda" else None
+    transport = update.launch.sweep.transport if update.launch.sweep.device.type == "cuda" else None
     return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
 
 
@@ -112,7 +112,7 @@ class QueuedStep:
             if self.last is not before:
                 self.last.keep_memory_for(side, updates)
             self._later = later
-            if any(graph is None and update.route is not None for update, graph in later):
+            if any(graph is None and update.launch.route is not None for update, graph in later):
                 self._launch_on(side)
         except BaseException:
             self.finish()
@@ -143,7 +143,7 @@ class QueuedStep:
         """Queue all launches on a stream, each with an event behind it."""
         later, total, events, spare = list[tuple[Work, StagedGraph | None]](), self.total, list[Event](), self._spare
         for update, _ in self._later:
-            update.sweep.begun = False
+            update.launch.sweep.begun = False
         try:
             later, self._later = self._later, []
             if not later:  # a signal handler has just waited for it
@@ -165,13 +165,14 @@ class QueuedStep:
                 raise RuntimeError("a signal handler has waited for a step that was being launched")
             self._events, self.total = events, total
         except BaseException:
-            if not self._dropped and not any(update.sweep.begun for update, _ in later):
+            if not self._dropped and not any(update.launch.sweep.begun for update, _ in later):
                 self._later, self.total = later or self._later, total
             elif not torch.cuda.is_current_stream_capturing():
                 torch.cuda.current_stream(side.device).wait_stream(side)
                 self._owner.wait_stream(side)
             for update, _ in later if self._pending is not _NOTHING else ():
-                update.sweep.begun = True  # the step is counted: where step() itself has come here, state is damaged
+                # The step is counted: where step() itself has come here, state is damaged.
+                update.launch.sweep.begun = True
             raise
 
     @property
