@@ -467,9 +467,9 @@ class Overlap:
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
             everyone.with_queued.add(self)
             queued.launch()
-            for update in step.work:
-                update.launch.sweep.begun = True  # from now on an error leaves the state damaged
-                update.write_numbers()
+            for work in step.work:
+                work.launch.sweep.begun = True  # from now on an error leaves the state damaged
+                work.write_numbers()
             queued.counted()
             self._last = queued.last
             if self.queued is not queued:
