@@ -22,7 +22,7 @@ from ...placements.movers import Ring
 from ...placements.own_mover import KnownCalls, OwnMover
 from ...tables.layout import HostTable
 from ...tables.tensors import has_memory
-from ..launch import Launch, Work
+from ..launch import Work
 from ..pending import REPLACED
 from ..plan import Coming, Step, put_state
 from .side_stream import SideStream
@@ -44,8 +44,7 @@ class CyclePlan:
     """
 
     def __init__(self, step: Step, coming: Coming) -> None:
-        #: Of each update: its launch, its table, and the number of its first chunk.
-        self.launches: list[Launch] = [work.launch for work in step.work]
+        #: Of each launch: its table, and the number of its first chunk.
         self.tables: list[HostTable] = [work.launch.sweep.table.host for work in step.work]
         self.bases: list[int] = []
         self._chunks = 0
@@ -57,8 +56,8 @@ class CyclePlan:
         self._calls: KnownCalls = {}
         self.launch_calls: LaunchesOfSpans = {}
         found: list[tuple[int, Visit]] = []
-        for launch, work in zip(self.launches, step.work, strict=True):
-            found += self._take(launch, work, coming)
+        for work in step.work:
+            found += self._take(work, coming)
         self.visits = [visit for _, visit in sorted(found, key=lambda each: each[0])]
         #: The parameters that each launch updates, by its span.
         self.updated = {visit.span: visit.needs for visit in self.visits}
@@ -69,19 +68,20 @@ class CyclePlan:
             number, own = self.place(span)
             self.actions[number].append(Update(own))
 
-    def _take(self, launch: Launch, work: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
+    def _take(self, work: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
         """Take the rows of one table, and yield its visits, each with its turn."""
-        table, route, count = work.launch.sweep.table.host, work.launch.route, launch.count
+        launch = work.launch
+        table, route, count = launch.sweep.table.host, launch.route, launch.count
         names, base = [*map(id, work.tensors[:count])], self._chunks
         self.bases.append(base)
         self._chunks += len(table.chunk_words)
         if route is None:
             tensor, offset, hand = np.arange(count), np.zeros(count, np.int64), count
-            numel = np.array(work.launch.sweep.table.numels, np.int64)
+            numel = np.array(launch.sweep.table.numels, np.int64)
         else:
             tensor, offset, numel, hand = route.rows.tensor, route.rows.offset, route.rows.numel, route.at_hand
         moves = () if route is None else route.moves
-        dtype = work.launch.sweep.formats[1].columns[0].dtype
+        dtype = launch.sweep.formats[1].columns[0].dtype
         for i, name in enumerate(names):
             if name in coming.expected:
                 at = np.flatnonzero(tensor == i)
@@ -134,10 +134,11 @@ class Cycle:
         self._open = False
         #: By id of a parameter: it and its state, their addresses, and their storages, which are kept to the end.
         self._memory: dict[int, tuple[list[torch.Tensor], list[int], list[object]]] = {}
-        for launch, work in zip(plan.launches, step.work, strict=True):
-            for i, p in enumerate(work.tensors[: launch.count]):
+        for work in step.work:
+            count = work.launch.count
+            for i, p in enumerate(work.tensors[:count]):
                 if id(p) in plan.rows:
-                    there = [t for t in (p, *work.tensors[2 * launch.count + i :: launch.count]) if t is not None]
+                    there = [t for t in (p, *work.tensors[2 * count + i :: count]) if t is not None]
                     self._memory[id(p)] = there, [*map(_address, there)], [*map(_storage, there)]
         for work in step.work:
             work.launch.sweep.begun = False
@@ -227,7 +228,8 @@ class Cycle:
             pass
         self._end()
         optimizer = self.step.optimizer
-        for launch, work in zip(self.plan.launches, self.step.work, strict=True):
+        for work in self.step.work:
+            launch = work.launch
             absent = [i for i, p in enumerate(work.tensors[: launch.count]) if id(p) not in self.params]
             if len(absent) < launch.count:
                 written = launch.written_state(optimizer, work.tensors, absent)
