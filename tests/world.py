@@ -338,7 +338,9 @@ class Worlds:
             assert {n for n, v in mine.items() if v is not None} == {n for n, v in other.items() if v is not None}, what
             for name, value in other.items():
                 if isinstance(value, torch.Tensor):
-                    near(mine[name], value, bound, f"{name} of {what}", strides=not ours.side.dense)
+                    # Scaled steps count on the device, as torch's fused ones; the loop counts on the host.
+                    at = value.device if name == "step" and theirs.scaler.is_enabled() else mine[name].device
+                    near(mine[name].to(at), value, bound, f"{name} of {what}", strides=not ours.side.dense)
                 else:
                     assert (type(mine[name]), mine[name]) == (type(value), value), f"{name} of {what}"
         if theirs.norm is not None and ours.norm is not None:
