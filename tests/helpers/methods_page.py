@@ -27,8 +27,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
         PagedOptimizer.unspill, PagedOptimizer.spilled, PagedOptimizer.guard,
     ),
     "The update under the next forward": (
-        PagedOptimizer.attach, PagedOptimizer.start, PagedOptimizer.wait, PagedOptimizer.waited, PagedOptimizer.overlap_report, OverlapReport,
-        PagedOptimizer.watch_reads, PagedOptimizer.detach,
+        PagedOptimizer.attach, PagedOptimizer.start, PagedOptimizer.wait, PagedOptimizer.waited,
+        PagedOptimizer.overlap_report, OverlapReport, PagedOptimizer.watch_reads, PagedOptimizer.detach,
     ),
     "Checkpoints": (
         PagedOptimizer.state_dict, PagedOptimizer.decoded_state_dict, PagedOptimizer.load_state_dict,
