@@ -28,7 +28,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
     ),
     "The update under the next forward": (
         PagedOptimizer.attach, PagedOptimizer.start, PagedOptimizer.wait, PagedOptimizer.waited,
-        PagedOptimizer.overlap_report, OverlapReport, PagedOptimizer.watch_reads, PagedOptimizer.detach,
+        PagedOptimizer.overlap_report, OverlapReport,
+        PagedOptimizer.watch_reads, PagedOptimizer.detach,
     ),
     "Checkpoints": (
         PagedOptimizer.state_dict, PagedOptimizer.decoded_state_dict, PagedOptimizer.load_state_dict,
