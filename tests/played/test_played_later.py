@@ -154,8 +154,9 @@ def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.Monk
         optimizer.step()
         if run.card is not None:
             assert optimizer._overlap.queued._later, "it is a graph"
-            ((update, _),) = optimizer._overlap.queued._later
-            assert len(update.plan) < len(update.route.whole_plan(update.sweep.table.host)), "a page has no gradient"
+            ((work, _),) = optimizer._overlap.queued._later
+            whole = work.launch.route.whole_plan(work.launch.sweep.table.host)
+            assert len(work.plan) < len(whole), "a page has no gradient"
             card = run.card.driver
             card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuGraphLaunch" else None
             first = len(card.calls)
