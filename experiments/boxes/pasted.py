@@ -238,7 +238,7 @@ def measure(run: Run) -> Iterator[Row]:
     if left := [language for language in LANGUAGES if language not in languages]:
         run.leave_out(f"{', '.join(left)}: {'need a GPU' if run.device.type == 'cpu' else 'is for the CPU'}")
     for language in (*languages, RULES):
-        for case in run.each(CASES):
+        for case in run.each(run.size([*CASES], [WORKS, NAME])):
             same = as_rules(case, run.device) if language == RULES else as_text(language, case, run.device)
             found, said = REFUSED, ""
             try:

@@ -12,8 +12,7 @@ import torch
 from ..formats.choice import Choice
 from ..formats.floating import chosen_format, known, of_dtype, real_dtype
 from ..formats.format import Format
-from ..rules import Rule
-from ..rules.rule import check_rule
+from ..rules.rule import Rule, check_rule
 from ..system.warn import warn_once
 from ..tables.checks import DtypeError
 from ..tables.tensors import is_fake, is_partial, is_sharded, local, local_grad, misfit, placement_of, same_layout
@@ -110,11 +109,12 @@ class Members(NamedTuple):
         return tuple(sorted(first.values()))
 
 
-def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
+def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int | None = None) -> Members:
     """Return the parameters that can be updated, and those that wait for their first gradient.
 
     Args:
         expected: ids of parameters whose gradients are to come, and count as if they were there.
+        only: the index of the only group that is asked for; None: all are.
 
     Raises:
         KeyError: state has some of a parameter's tensors and lacks another (as torch), or takes no new entries.
@@ -141,6 +141,8 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
             )
     columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
+        if only is not None and group_index != only:
+            continue
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
         comes = p.grad is not None or id(p) in expected
         if not comes and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient

@@ -1,6 +1,6 @@
 """PagedAdamW on a GPU: on the current stream, without waiting, and in managed memory.
 
-That its numbers are torch's is in ``test_gpu_places.py``, and in the tests of ``tests/optim`` that take a device.
+That its numbers are torch's is in ``tests/optim/test_places.py`` and ``test_acts.py``.
 """
 
 from pathlib import Path

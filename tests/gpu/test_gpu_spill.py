@@ -1,6 +1,6 @@
 """State that is partly away: pages are where the budget has them, and what moves them takes no more than it has to.
 
-That no place changes a bit is in ``test_gpu_places.py``.
+That no place changes a bit is in ``tests/optim/test_places.py``.
 """
 
 from __future__ import annotations
