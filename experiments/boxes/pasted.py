@@ -122,8 +122,6 @@ def _module(written: str) -> Any:
     return module
 
 
-# --- the question
-
 # --- pairs of functions to be one: as text that is pasted, and as rules that are composed
 
 WORKS, NAME, LOCAL, REDUCTION, ELSEWHERE, ROUNDED, TWICE = (

@@ -21,7 +21,7 @@ from experiments.works.contenders import FOREACH, FUSED, LOOP
 from pagedopt import multi_tensor_apply, rule
 from pagedopt.rules import RULES, Rule, fma, sign, sqrt
 
-# --- adamW's and Lion's update, each written in several ways: one operation of a rule is replaced at a time
+# --- AdamW's and Lion's update, each written in several ways: one operation of a rule is replaced at a time
 
 #: Defaults of the classes; Lion decays as much as AdamW, 1e-5 in a step.
 HYPER: dict[str, dict[str, float]] = {
