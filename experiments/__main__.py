@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 PAGES = {
     "readme": ("readme", "main", "fill README.md with what is kept, and draw its picture"),
     "drawings": ("drawings", "main", "draw how it works, from the code's own values"),
-    "lecture": ("lecture.page", "main", "write notes/lecture.md, what the lectures claim, from results that are kept"),
+    "lecture": (
+        "lecture.page",
+        "main",
+        "write notes/claims.md and the quotes in notes/lecture.md from stored results",
+    ),
     "release_check": ("release_check", "main", "fail on what is quoted and has changed since it was measured"),
 }
 INTERRUPTED = 130
