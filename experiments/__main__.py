@@ -49,7 +49,7 @@ class Parser(Explaining):
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
 
-        from experiments.kept import refuse
+        from experiments.child import refuse
 
         refuse(f"{self.prog}: {self.told(message)}")
 
@@ -131,13 +131,14 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
     """
     from experiments import kept, pictures
     from experiments.lab import Page, Run
+    from experiments.works.fresh import chosen_device
 
     options = parse(experiment, part, arguments)
     if options.kept is not None:
         return of_kept(experiment, options)
     if options.device != "cpu" and len(options.only) > 1:
         return one_by_one(experiment, options, arguments)
-    device, conditions = kept.chosen_device(options.device), kept.conditions()
+    device, conditions = chosen_device(options.device), kept.conditions()
     skipped = "NEEDS_GPU" if device.type == "cpu" else "CPU_ONLY"
     asked = {n: m for n, m in experiment.questions.items() if n in options.only and not getattr(m, skipped, False)}
     path = options.out / f"{experiment.name}-{kept.label(device)}.json"

@@ -15,10 +15,20 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from experiments.child import serve; serve(*sys.argv[2:])"
+
+
+def refuse(text: str) -> NoReturn:
+    """End with exit status 2 and one line.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(text, file=sys.stderr)
+    raise SystemExit(2)
 
 
 class Child:

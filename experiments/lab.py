@@ -151,9 +151,8 @@ class CudaClock:
         self.case.run()
         queued = time.perf_counter()
         torch.cuda.synchronize()
-        done = time.perf_counter()
-        host = (queued - begin) * 1e6
-        return host, (done - begin) * 1e6, self._gated(100 + 2 * host * self.case.repeats)
+        host, wall = ((at - begin) * 1e6 for at in (queued, time.perf_counter()))
+        return host, wall, self._gated(100 + 2 * host * self.case.repeats)
 
     def _gated(self, need: float) -> float | None:
         """The GPU's time per run, behind a spin of ``need`` µs or of what it took before; None if that is too long.
@@ -603,10 +602,9 @@ class Page:
         unit: str = "",
     ) -> None:
         """A number to reach: a column, of which the worst row decides, or a function of the rows, if there are any."""
-        found: Measured = None
-        if rows and callable(value):
-            found = value(rows)
-        elif not callable(value):
+        if callable(value):
+            found = value(rows) if rows else None
+        else:
             numbers = [x for row in rows if (x := number_in(row, value)) is not None]
             found = (max if at_least is None else min)(numbers, default=None)
         measured, remark = found if isinstance(found, tuple) else (found, "")

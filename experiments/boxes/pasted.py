@@ -122,8 +122,6 @@ def _module(written: str) -> Any:
     return module
 
 
-# --- the question
-
 # --- pairs of functions to be one: as text that is pasted, and as rules that are composed
 
 WORKS, NAME, LOCAL, REDUCTION, ELSEWHERE, ROUNDED, TWICE = (
@@ -238,7 +236,7 @@ def measure(run: Run) -> Iterator[Row]:
     if left := [language for language in LANGUAGES if language not in languages]:
         run.leave_out(f"{', '.join(left)}: {'need a GPU' if run.device.type == 'cpu' else 'is for the CPU'}")
     for language in (*languages, RULES):
-        for case in run.each(CASES):
+        for case in run.each(run.size([*CASES], [WORKS, NAME])):
             same = as_rules(case, run.device) if language == RULES else as_text(language, case, run.device)
             found, said = REFUSED, ""
             try:

@@ -30,7 +30,7 @@ from experiments.works.models import HYPER, Work
 from experiments.works.reference import Bound, Reference
 from experiments.works.wheels import built_wheel
 
-# --- adamW over one list of tensors in every way to compile it: late, in the process that steps, or early, before it
+# --- AdamW over one list of tensors in every way to compile it: late, in the process that steps, or early, before it
 
 Params = list[torch.nn.Parameter]
 Step = Callable[[], object]

@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.kept import chosen_device
 from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works.batching import installed
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import fresh
+from experiments.works.fresh import chosen_device, fresh
 from experiments.works.models import Work
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, Operation
 from experiments.works.trace import Incomplete, counted

@@ -17,12 +17,11 @@ from pathlib import Path
 import torch
 
 import pagedopt
-from experiments.kept import chosen_device
 from experiments.lab import Page, Row, Rows, Run, last_line, on_one_clock, percent
 from experiments.pictures import Lines
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON
-from experiments.works.fresh import fresh
+from experiments.works.fresh import chosen_device, fresh
 from experiments.works.models import Work
 
 MEASURES = ("kernels", "launch", "tables", "optim")

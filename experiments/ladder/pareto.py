@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-from experiments.kept import chosen_device
 from experiments.lab import (
     Case,
     Column,
@@ -48,7 +47,7 @@ from experiments.works.contenders import (
     OURS_GRAPH,
     Contender,
 )
-from experiments.works.fresh import fresh
+from experiments.works.fresh import chosen_device, fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
 from experiments.works.trace import Incomplete, counted, counted_apart

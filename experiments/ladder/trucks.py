@@ -19,11 +19,11 @@ import torch
 from torch.optim.adamw import adamw as functional
 
 from experiments.child import only
-from experiments.kept import chosen_device
 from experiments.lab import Case, Page, Row, Rows, Run, mib, ms, number, on_one_clock, series
 from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
+from experiments.works.fresh import chosen_device
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Step
 from experiments.works.trace import counted, counted_apart

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.kept import chosen_device
 from experiments.lab import (
     Case,
     Column,
@@ -28,6 +27,7 @@ from experiments.lab import (
 )
 from experiments.launch import timeline
 from experiments.works import slices
+from experiments.works.fresh import chosen_device
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import counted, counted_apart
 

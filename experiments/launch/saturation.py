@@ -17,8 +17,9 @@ import torch
 
 from experiments.lab import Case, Page, Row, Rows, Run, number, on_one_clock, over
 from experiments.pictures import Lines
-from experiments.works.slices import DIM
 
+#: Floats of a row.
+DIM = 256
 #: 64 … 262,144: a slice of the puzzlers has 1,024, all of them 16,384.
 ROWS = tuple(4**i for i in range(3, 10))
 SLICE, ALL = 1024, 16384

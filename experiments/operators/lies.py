@@ -131,8 +131,6 @@ def registered(name: str, device: str) -> Any:
     return getattr(torch.ops.lies, f"lie_{number}").default
 
 
-# --- the question
-
 # --- what opcheck, eager calls, gradcheck and compilers say to an operator that lies
 
 RIGHT, WRONG, CAUGHT = "right", "wrong", "caught"

@@ -21,7 +21,7 @@ from experiments.works.contenders import FOREACH, FUSED, LOOP
 from pagedopt import multi_tensor_apply, rule
 from pagedopt.rules import RULES, Rule, fma, sign, sqrt
 
-# --- adamW's and Lion's update, each written in several ways: one operation of a rule is replaced at a time
+# --- AdamW's and Lion's update, each written in several ways: one operation of a rule is replaced at a time
 
 #: Defaults of the classes; Lion decays as much as AdamW, 1e-5 in a step.
 HYPER: dict[str, dict[str, float]] = {
@@ -134,9 +134,10 @@ def measure(run: Run) -> Iterator[Row]:
     timed = run.size(1 << (26 if gpu else 24), 1 << 10)
     for family in run.each(FORMS):
         inputs, forms = RULES[family.lower()].inputs, FORMS[family]
+        default = PRODUCTS if family == "Lion" else FOREACH if gpu else LOOP
+        forms = run.size(forms, {name: forms[name] for name in dict.fromkeys((default, SHIPPED))})
         large = [torch.rand(timed, device=run.device) for _ in inputs]
         timings = run.measure([Case(name, partial(step, family, name, large, 11)) for name in forms])
-        default = PRODUCTS if family == "Lion" else FOREACH if gpu else LOOP
         begin = walk(run, family, [default], 10)[0][default]
         usual = step(family, default, [t.clone() for t in begin], 11)
         found, exact, turned = walk(run, family, forms, steps)

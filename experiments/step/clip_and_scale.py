@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.kept import chosen_device
 from experiments.lab import (
     Column,
     Page,
@@ -38,6 +37,7 @@ from experiments.pictures import BLUE, GRAY, PURPLE, Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, OURS, Build
 from experiments.works.dispatch import dispatched
+from experiments.works.fresh import chosen_device
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work, gpt2_shapes
 from experiments.works.reference import Bound

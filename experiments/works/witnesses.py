@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from experiments.child import ROOT
-from experiments.kept import chosen_device
 from experiments.lab import Case, Row, Run
 from experiments.works import weight
 from experiments.works.contenders import COPY
 from experiments.works.dispatch import Dispatched
+from experiments.works.fresh import chosen_device
 from experiments.works.trace import counted
 
 Call = Callable[[], Any]
