@@ -8,6 +8,9 @@ NumberName = Literal["float32", "bfloat16", "float16", "float64"]
 ChoiceName = Literal["int8"]
 ShortName = Literal["fp32", "bf16", "fp16", "half", "fp64", "float", "double", "8bit"]
 Name = NumberName | ChoiceName | ShortName
+#: How parameters of 16 bits are stored beside what they have lost, and how they are rounded.
+ParamFormat = Literal["bfloat16+16", "bfloat16+8"] | None
+ParamRounding = Literal["nearest", "stochastic"]
 
 #: Formats of plain numbers, and names that stand for several formats.
 NUMBER_NAMES: tuple[str, ...] = get_args(NumberName)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +12,7 @@ from ..formats.format import Column, Format
 from ..kernels.source import width
 from ..rules import Rule
 from ..tables.layout import Geometry
+from ..tables.storage import words_of
 
 
 class Stored:
@@ -23,7 +23,7 @@ class Stored:
 
     Attributes:
         given: those formats; None for plain numbers, whose format follows from the tensors' dtype.
-        keys: the names of all columns, in the order of the table.
+        keys: the names of all columns, in the order of the table (:func:`~pagedopt.tables.storage.words_of`).
         per: for each column, how many elements share an entry.
         writes: indices of the columns that are overwritten.
         by_position: whether a format needs the index of an element in its tensor.
@@ -48,10 +48,14 @@ class Stored:
                     "after another"
                 )
         columns = [f.columns if f else FLOAT32.columns for f in self.given]
-        ends = list(itertools.accumulate(map(len, columns)))
-        self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
-        self.per = tuple([c.per for each in columns for c in each])
-        self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
+        self._words = words_of([*map(len, columns)])
+        found = {
+            word: (column.key(name), column.per)
+            for name, each, words in zip(rule.inputs, columns, self._words, strict=True)
+            for column, word in zip(each, words, strict=True)
+        }
+        self.keys, self.per = zip(*[found[word] for word in range(len(found))], strict=True)
+        self.writes = tuple([word for i in rule.writes for word in self._words[i]])
         self.by_position = any(f is not None and not f.plain for f in self.given)
         self.per_thread = width([f or FLOAT32 for f in self.given])
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
@@ -64,15 +68,13 @@ class Stored:
         """
         known = self._of  # read once: another thread may replace it
         if known is None or known[0] != dtypes:
-            rest = iter(zip(self.keys, dtypes, strict=True))
             found: list[Format] = []
-            for name, form in zip(self._inputs, self.given, strict=True):
+            for name, form, words in zip(self._inputs, self.given, self._words, strict=True):
                 if form is None:
-                    _, dtype = next(rest)
-                    found.append(of_dtype(dtype or torch.float32, name))
+                    found.append(of_dtype(dtypes[words[0]] or torch.float32, name))
                 else:
-                    for column, (key, dtype) in zip(form.columns, rest, strict=False):
-                        _check_dtype(form, column, key, dtype)
+                    for column, word in zip(form.columns, words, strict=True):
+                        _check_dtype(form, column, self.keys[word], dtypes[word])
                     found.append(form)
             known = self._of = list(dtypes), tuple(found)
         return known[1]

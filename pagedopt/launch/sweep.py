@@ -36,7 +36,8 @@ class Sweep:
     Args:
         rule: what happens to one element.
         lists: for each of the rule's inputs, the tensors (on one device, one dtype per list).  ``None`` entries are
-            absent tensors, whose row is skipped.  With ``formats``: for each column of each input.
+            absent tensors, whose row is skipped.  With ``formats``: for each column of each input; of the first input,
+            columns behind its first one come last.
         formats: how each of the rule's inputs is stored; None, for one or for all: as plain numbers of its dtype.
         transport: how the table reaches a CUDA kernel: a name, a class (:class:`pagedopt.transports.Transport`), or an
             object of one to share.  Not used on a CPU.
@@ -44,7 +45,8 @@ class Sweep:
         geometry: how to cut the work; left out: chosen from the sizes.
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
-        numbers: of the tensors, for formats that round at random; left out: their indices.
+        numbers, firsts: for formats that round at random: of the tensors; and where each tensor's first element stands
+            in its parameter.  Left out: their indices; at 0.
         factor: by what gradients, the rule's second input, are multiplied; None: they are taken as they are.
 
     Raises:
@@ -68,6 +70,7 @@ class Sweep:
         rows: Rows | None = None,
         blocks: int | None = None,
         numbers: Sequence[int] | None = None,
+        firsts: Sequence[int] | None = None,
         factor: Factor | None = None,
     ) -> None:
         check_rule(rule)
@@ -91,6 +94,7 @@ class Sweep:
             per=self.stored.per,
             places=self.stored.by_position,
             numbers=numbers,
+            firsts=firsts,
             per_thread=self.stored.per_thread,
         )
         self.stored.check_geometry(self.table.host.geometry)
