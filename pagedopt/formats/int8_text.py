@@ -95,8 +95,7 @@ _BETWEEN_4 = """\
         step = odd * (np.float32(2) * square + odd)
 """
 # Philox 4x32 with 10 rounds, of the 32 counters of a block of 256 elements at once: a loop over arrays becomes one over
-# vectors.  `words` has 640 entries, and `parts` is a view of them as float32, which gets 16 random bits for each element
-# from 256 * again on.
+# vectors.  `parts`, a view as float32 of the 640 `words`, gets 16 random bits for each element from 256 * again on.
 DRAW = """\
 for lane in range(32):
     position = block + np.uint64(lane)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from .format import Column, Format
+from .names import ParamFormat, ParamRounding
 from .sixteen_text import LOADS, STORES
 
 CUDA_TEXT = importlib.resources.files(__package__).joinpath("sixteen.cuh").read_text()
@@ -25,7 +26,13 @@ _HIGH_INFINITE, _SIGN, _INFINITE, _LARGEST = 0x7F80, -(2**31), 0x7F800000, 0x7F7
 
 @dataclass(frozen=True, kw_only=True)
 class Remainder(Format):
-    """The column of what parameters have lost, as state: no kernel loads it without the parameter."""
+    """The column of what parameters have lost, as state: no kernel loads it without the parameter.
+
+    Attributes:
+        of: the name of the parameters' format.
+    """
+
+    of: str
 
     def _check_texts(self) -> None:
         """It has none."""
@@ -64,13 +71,18 @@ class ParameterFormat(Format):
         """As many elements as Philox draws for at once on a CPU."""
         return 256
 
+    def stands_for(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the numbers that parameters of ``dtype`` stand for, which is that of their state."""
+        return dtype if self.remainder is None else torch.float32
+
     def __hash__(self) -> int:
         """Hash the name alone: each step looks up its kernel by this."""
         return hash(self.name)
 
 
 def _remainder(bits: int, dtype: torch.dtype) -> Remainder:
-    return Remainder(name=f"the next {bits} bits of bfloat16", columns=(Column(f"low{bits}", dtype),))
+    name = f"bfloat16+{bits}"
+    return Remainder(name=f"remainder of {name}", of=name, columns=(Column(f"low{bits}", dtype),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +132,7 @@ class Drawn(ParameterFormat):
 def _split(bits: int, dtype: torch.dtype) -> Split:
     remainder = _remainder(bits, dtype)
     return Split(
-        name=f"bfloat16+{bits}", columns=(Column("", torch.bfloat16), *remainder.columns), remainder=remainder,
+        name=remainder.of, columns=(Column("", torch.bfloat16), *remainder.columns), remainder=remainder,
         cuda_type=f"sixteen::Split<{bits}>", numba_load=LOADS[bits], numba_store=STORES[bits], draws=bits < 16,
     )  # fmt: skip
 
@@ -137,4 +149,36 @@ SPLIT: dict[str, Split] = {form.name: form for form in (_split(16, torch.int16),
 DRAWN: dict[torch.dtype, Drawn] = {
     torch.bfloat16: _drawn(torch.bfloat16, "bfloat16_bits"), torch.float16: _drawn(torch.float16, "half_bits")
 }  # fmt: skip
-REMAINDERS: tuple[Format, ...] = tuple([form.remainder for form in SPLIT.values()])
+REMAINDERS: tuple[Remainder, ...] = tuple([form.remainder for form in SPLIT.values()])
+
+
+def check_param_options(param_format: object, param_rounding: object) -> None:
+    """Check the options ``param_format`` and ``param_rounding``.
+
+    Raises:
+        ValueError: one has a bad value, or they do not go together.
+    """
+    if param_format is not None and (not isinstance(param_format, str) or param_format not in SPLIT):
+        raise ValueError(f"param_format is {param_format!r}; there are {', '.join(map(repr, SPLIT))}, or None")
+    if param_rounding not in ("nearest", "stochastic"):
+        raise ValueError(f"param_rounding is {param_rounding!r}; it must be 'nearest' or 'stochastic'")
+    if param_format is not None and param_rounding == "stochastic":
+        raise ValueError(f"param_rounding is 'stochastic', and param_format is {param_format!r}: leave one of them out")
+
+
+def of_parameter(form: ParamFormat, rounding: ParamRounding, dtype: torch.dtype) -> ParameterFormat | None:
+    """Return the format of parameters of a dtype, given checked options; None: they are plain numbers.
+
+    Raises:
+        ValueError: the parameters are float16, and a column of what they have lost is asked for.
+    """
+    if rounding == "stochastic":
+        return DRAWN.get(dtype)
+    if form is None or dtype is torch.bfloat16:
+        return SPLIT.get(form or "")
+    if dtype is torch.float16:
+        raise ValueError(
+            f"param_format is {form!r}, and a parameter is float16, whose 5 bits of exponent are not those of "
+            "float32: cast the model to bfloat16, or give param_rounding='stochastic'"
+        )
+    return None

@@ -102,6 +102,7 @@ class PagedOptimizer(SavingOptimizer):
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self.state_format, self.rounding, self.seed = chosen["state_format"], chosen["rounding"], chosen["seed"]
+        self.param_format, self.param_rounding = chosen["param_format"], chosen["param_rounding"]
         self.blocks, self.transport = chosen["blocks"], chosen["transport"]
         self.max_grad_norm, self.factors, self.clipped_by, self.scaled = chosen["max_grad_norm"], {}, {}, False
         self._launches: Launches | None = None

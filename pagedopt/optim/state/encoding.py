@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...formats.format import MAX_BLOCK, Format
+from ...formats.sixteen import PARAM
 from ...placements.store import Store
 from ...tables.columns import dense_like, same_layout, widest_first
 from ...tables.shards import like_shard, local
@@ -87,6 +88,7 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
             for name, (form, keys) in by_state(columns).items()
             if not columns[keys[0]].free and all(column in rest for column in keys)
         }
+        numbers.pop(PARAM, None)  # what a parameter has lost is no state of another optimizer
         state[key] = rest | numbers
     return {**state_dict, "state": state}
 

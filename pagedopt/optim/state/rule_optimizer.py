@@ -11,6 +11,8 @@ import torch
 from ...formats.choice import Choice, Rounding, State
 from ...formats.floating import StateFormat, check_squares, chosen_format, format_of
 from ...formats.format import Format
+from ...formats.names import ParamFormat, ParamRounding
+from ...formats.sixteen import ParameterFormat, of_parameter
 from ...placements.store import Store
 from ...rules import Rule
 from ...transports.choose import TransportOption
@@ -61,6 +63,8 @@ class RuleOptimizer(ClippingOptimizer):
     state_format: StateFormat
     rounding: Rounding
     seed: int
+    param_format: ParamFormat
+    param_rounding: ParamRounding
     blocks: int | None
     transport: TransportOption
     preallocate: bool
@@ -72,6 +76,19 @@ class RuleOptimizer(ClippingOptimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether state has a step count: that of :attr:`has_step`, or one that formats of parameters draw by."""
+        return self.has_step or self.param_format is not None or self.param_rounding == "stochastic"
+
+    def form_of(self, p: torch.Tensor) -> ParameterFormat | None:
+        """Return the format of a parameter; None: it is plain numbers.
+
+        Raises:
+            ValueError: the format that ``param_format`` asks for is not for its dtype.
+        """
+        return of_parameter(self.param_format, self.param_rounding, p.dtype)
 
     def chooses(self) -> bool:
         """Return whether the rule depends on the group: then it is known only in a step."""
@@ -98,10 +115,11 @@ class RuleOptimizer(ClippingOptimizer):
                 cannot store the state.
             TypeError: no kernel takes parameters of this dtype.
         """
-        said = self.state_format_of(group)
+        said, form = self.state_format_of(group), self.form_of(p)
+        dtype = p.dtype if form is None else form.stands_for(p.dtype)
         if not isinstance(chosen_format(said, name), Choice):
-            return format_of(said, State(name, p.numel()), p.dtype)
-        return format_of(said, self._state(name, p.numel(), group), p.dtype)
+            return format_of(said, State(name, p.numel()), dtype)
+        return format_of(said, self._state(name, p.numel(), group), dtype)
 
     def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
         """Check the format of squares among the states ``names`` of a parameter in ``group``.
@@ -134,7 +152,7 @@ class RuleOptimizer(ClippingOptimizer):
         known = None if decay is None or unread else float(decay)
         rounding = group.get("rounding", self.rounding)
         # A step that only the rule knows begins anew with each load, and so would random bits: it is not counted.
-        return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
+        return State(name, numel, rule.name, moment, known, rounding, counted=self.counts_steps)
 
     def formats_depend_on(self, group: Group) -> object:
         """Return the formats of a group's state, for a parameter of any size; equal if nothing has changed."""

@@ -28,12 +28,12 @@ _ALL = slice(None)
 
 def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
     """Return the names of the numbers that a parameter has in its state, in torch's order."""
-    return _number_names(optimizer.has_step, rule)
+    return _number_names(optimizer.counts_steps, rule)
 
 
 @functools.lru_cache(maxsize=256)
-def _number_names(has_step: bool, rule: Rule) -> tuple[str, ...]:
-    return ("step", *rule.carried) if has_step else tuple(rule.carried)
+def _number_names(counts_steps: bool, rule: Rule) -> tuple[str, ...]:
+    return ("step", *rule.carried) if counts_steps else tuple(rule.carried)
 
 
 def beside_param(group: Group) -> bool:

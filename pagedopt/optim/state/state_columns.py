@@ -9,6 +9,7 @@ import torch
 
 from ...formats.floating import NUMBERS, columns_of
 from ...formats.format import Column, Format
+from ...formats.sixteen import PARAM
 from ...placements.wanted import Wanted
 from ...tables.columns import dense_like
 from ...tables.misfit import misfit
@@ -45,6 +46,8 @@ def state_columns(
 ) -> dict[str, StateColumn]:
     """Return the columns of state ``names`` of a parameter in ``group``, by their keys in its entry, in that order.
 
+    Last comes the column of what the parameter has lost, if its format has one.
+
     Raises:
         ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
     """
@@ -52,6 +55,9 @@ def state_columns(
     for name in names:
         form = optimizer.format_of(name, p, group)
         found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
+    own = optimizer.form_of(p)
+    if own is not None and (rest := own.remainder) is not None:
+        found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)
     return found
 
 

@@ -14,7 +14,7 @@ from ...launch.sweep import Sweep
 from ...paging.visits import WHOLE
 from ...tables.checks import LayoutError
 from ...tables.columns import Tensors
-from ...tables.shards import local
+from ...tables.shards import first_element, local
 from ...transports.by_value import StructTransport
 from ...transports.choose import TransportOption, create
 from ..state.rule_optimizer import RuleOptimizer
@@ -74,7 +74,8 @@ class Bucket:
         if turns is not None and not on_device:
             transport = StructTransport
         self.lists = KernelViews(members, self.keys)
-        tensors, formats = self.tensors_of(members), (None, None, *members[0].formats[2:])
+        tensors, formats = self.tensors_of(members), (members[0].form, None, *members[0].formats[2:])
+        firsts = [first_element(m.param) or 0 for m in members] if members[0].draws else None
         state = self._cut(self.lists.state_as_seen(members, self.keys))
 
         def bind() -> tuple[Route | None, Sweep, Tensors]:
@@ -86,7 +87,7 @@ class Bucket:
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
                 transport=create(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
-                factor=factor,
+                firsts=firsts, factor=factor,
             )  # fmt: skip
             return pages, sweep, seen
 

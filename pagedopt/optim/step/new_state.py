@@ -94,6 +94,8 @@ def _warn_without_int8(optimizer: RuleOptimizer, members: Sequence[Member]) -> N
     given = {"seed": optimizer.seed or None, "rounding": optimizer.rounding}
     if set(given.values()) == {None} or any(not of.free for m in members for of in m.columns.values()):
         return
+    if any(m.draws for m in members):
+        given.pop("seed")
     for group in optimizer.param_groups:
         said = optimizer.state_format_of(group)
         if any(isinstance(chosen_format(said, name), Choice) for name in optimizer.state_names(group)):

@@ -35,8 +35,8 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     for i, p in enumerate(group["params"]):
         if p.requires_grad and known(real_dtype(p.dtype)) and p not in optimizer.preallocated:
             columns = state_columns(optimizer, rule.inputs[2:], p, group)
-            member = Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=[*names, *columns])
-            found.append(member)
+            form, missing = optimizer.form_of(p), [*names, *columns]
+            found.append(Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=missing, form=form))
     if not found:
         return
     everyone = Members(found, [], (), (), ())
