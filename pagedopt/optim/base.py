@@ -23,10 +23,10 @@ from .loading.check import has_old_codes
 from .loading.copying import bring_home, duplicate, into_pages
 from .locks import OptimizerLock, locked
 from .many import warn_of_many
+from .masters import MasterOptimizer
 from .options import Options, complete, documented
 from .out_of_memory import advise, is_out_of_memory
 from .overlap import everyone
-from .saving import SavingOptimizer
 from .state.group_options import rename_rounding
 from .state.rule_optimizer import Group, occurrences
 from .step.class_checks import check_group, check_initial, check_rules, check_scalars
@@ -41,7 +41,7 @@ _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallo
 
 
 @documented
-class PagedOptimizer(SavingOptimizer):
+class PagedOptimizer(MasterOptimizer):
     """A ``torch.optim.Optimizer`` made from a rule.
 
     A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
@@ -160,7 +160,9 @@ class PagedOptimizer(SavingOptimizer):
         if self._captured():
             return
         before = self._launches
+        self._look_for_writes()
         done = self._launches = self._take(self._prepare())
+        self._note_versions()
         self.warm = True
         self._quick.after(self, before, done)
 
@@ -177,7 +179,12 @@ class PagedOptimizer(SavingOptimizer):
         with self._lock():
             others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
-            return not others and not scaled_first and self._quick.take(self)
+            if others or scaled_first:
+                return False
+            self._look_for_writes()
+            if taken := self._quick.take(self):
+                self._note_versions()
+            return taken
 
     _step_outside_of_graphs = breaks_graph(
         _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"

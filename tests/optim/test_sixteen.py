@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from support import BF16, F16, F32
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.formats.sixteen import SPLIT
+from pagedopt.optim.registry import OPTIMIZERS
+from pagedopt.system import warn
 
 SHAPES = ((70, 80), (13,), (5000,), (0,), ())
 KINDS: dict[str, tuple[type[PagedOptimizer], dict[str, Any]]] = {
@@ -68,15 +71,21 @@ def master(opt: torch.optim.Optimizer, p: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_16_more_bits_take_the_steps_of_float32(kind: str) -> None:
-    """To the bit, state too, over steps that are looked at in C++ as well; torch's AdamW is as near as in float32."""
+    """To the bit, state too, over steps that are looked at in C++ as well; of torch's class within a few roundings."""
     made, hyper = KINDS[kind]
     ours, wide = parameters(), parameters()
     wide = [torch.nn.Parameter(p.detach().float()) for p in wide]
     opt, reference = made(ours, **hyper, param_format="bfloat16+16"), made(wide, **hyper)
     train(opt, ours, range(30))
     train(reference, wide, range(30))
-    for p, w in zip(ours, wide, strict=True):
+    theirs = [torch.nn.Parameter(p.detach().float()) for p in parameters()]
+    torchs: Any = next(entry.torch for entry in OPTIMIZERS if entry.optimizer is made)
+    if torchs:
+        train(torchs(theirs, **hyper), theirs, range(30))
+    for p, w, t in zip(ours, wide, theirs, strict=True):
         assert torch.equal(master(opt, p), w)
+        if torchs:
+            torch.testing.assert_close(w, t, rtol=1e-5, atol=1e-7)
         assert ((p - w).abs() <= w.abs() * 2**-8).all()
         for name, value in reference.state[w].items():
             assert torch.equal(opt.state[p][name], value), name
@@ -325,3 +334,110 @@ def test_shards_are_parts_of_the_whole(where: str, options: str, placed: Placed)
         assert isinstance(mine, DTensor)
         part = theirs.chunk(4, placement.dim)[2] if placement.is_shard() else theirs
         assert torch.equal(mine.to_local(), part), name
+
+
+# ---- masters ----
+
+
+def test_masters_go_out_and_in() -> None:
+    opt, params = trained(param_format="bfloat16+16")
+    named = {f"p{i}": p for i, p in enumerate(params)} | {"frozen": torch.ones(3, dtype=BF16)}
+    masters = opt.master_state_dict(named)
+    assert {t.dtype for t in masters.values()} == {F32}
+    for name, p in list(named.items())[:-1]:
+        assert torch.equal(opt.master(p), master(opt, p))
+        assert torch.equal(masters[name], master(opt, p))
+    assert torch.equal(masters.pop("frozen"), torch.ones(3))
+    fresh = parameters()
+    other = PagedAdamW(fresh, **KINDS["AdamW"][1], param_format="bfloat16+16", device_budget=0)
+    other.load_master(masters, {f"p{i}": p for i, p in enumerate(fresh)})  # before the first step
+    saved = through_file(other.state_dict())
+    again = loaded(saved, [torch.nn.Parameter(p.detach().clone()) for p in fresh], param_format="bfloat16+16")
+    assert alike([other.master(p) for p in fresh], list(masters.values()))
+    assert alike([again.master(p) for p in again.param_groups[0]["params"]], list(masters.values()))
+    wide = [torch.nn.Parameter(t.clone()) for t in masters.values()]
+    reference = PagedAdamW(wide, **KINDS["AdamW"][1])
+    train(other, fresh, range(3))
+    train(reference, wide, range(3))
+    assert alike([other.master(p) for p in fresh], [w.detach() for w in wide])
+    other.reset_master(fresh[0])
+    assert torch.equal(other.master(fresh[0]), fresh[0].float())
+    other.load_master({"p0": masters["p0"]}, {"p0": fresh[0]})  # over what is there
+    assert torch.equal(other.master(fresh[0]), masters["p0"])
+
+
+def test_the_first_step_after_loading_masters_is_the_first() -> None:
+    """SGD's momentum then begins with the gradient, undamped, as in torch."""
+    hyper = KINDS["SGD"][1]
+    params, wide = parameters(), parameters(F32)
+    opt, theirs = PagedSGD(params, **hyper, param_format="bfloat16+16"), torch.optim.SGD(wide, **hyper, foreach=False)
+    opt.load_master({str(i): p for i, p in enumerate(wide)}, {str(i): p for i, p in enumerate(params)})
+    train(opt, params, range(1))
+    for p in wide:
+        p.grad = torch.zeros_like(p)
+    for p, q in zip(wide, params, strict=True):
+        p.grad = q.grad.float()  # type: ignore[union-attr]
+    theirs.step()
+    for p, w in zip(params, wide, strict=True):
+        torch.testing.assert_close(opt.master(p), w.detach(), rtol=1e-6, atol=0)
+
+
+def test_masters_of_other_layouts_and_of_parameters_that_lose_nothing() -> None:
+    p = torch.nn.Parameter(torch.randn(6, 8).bfloat16().t())
+    gaps = torch.nn.Parameter(torch.randn(4, 6).bfloat16()[:, ::2])
+    plain = torch.nn.Parameter(torch.randn(5, dtype=torch.float64))
+    params = [p, gaps, plain]
+    opt = PagedAdamW(params, lr=1e-4, param_format="bfloat16+8")
+    train(opt, params, range(2))
+    values = {name: torch.randn(q.shape, dtype=F32) for name, q in zip("abc", params, strict=True)}
+    opt.load_master(values, zip("abc", params, strict=True))
+    for q, want in zip(params, values.values(), strict=True):
+        assert ((opt.master(q) - want).abs() <= want.abs() * 2**-16).all()
+        assert opt.master(q).dtype is (torch.float64 if q is plain else F32)
+        assert ((q.detach() - want).abs() <= (0 if q is plain else want.abs() * 1.01 * 2**-8)).all()
+
+
+def test_masters_that_do_not_fit_change_nothing() -> None:
+    opt, params = trained(param_format="bfloat16+16")
+    before, named = bits(opt, params), {str(i): p for i, p in enumerate(params)}
+    good = {"1": torch.ones(13)}
+    for masters, names, message in (
+        ({**good, "weight": torch.ones(1)}, named, "no parameter is called 'weight'; there are 0, 1, 2"),
+        ({**good, "0": torch.ones(13)}, named, r"the master of 0 has shape \(13,\), the parameter has \(70, 80\)"),
+        ({**good, "x": torch.ones(3)}, {**named, "x": torch.ones(3)}, "is no parameter of this optimizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            opt.load_master(masters, names)
+    for method in (opt.master, opt.reset_master):
+        with pytest.raises(ValueError, match=r"a tensor of shape \(2,\) is no parameter of this optimizer"):
+            method(torch.ones(2))
+    assert alike(bits(opt, params), before)
+
+
+def test_a_parameter_that_others_write_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between steps in Python and in C++; not after a load of masters, and never of a float32 parameter."""
+    monkeypatch.setattr(warn, "_said", set())
+    params = [*parameters()[:2], torch.nn.Parameter(torch.ones(3))]
+    opt = PagedAdamW(params, lr=1e-4, param_format="bfloat16+16")
+
+    @torch.no_grad()
+    def written(i: int, value: float) -> list[str]:
+        """What is said in two steps after a write."""
+        params[i].fill_(value)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            train(opt, params, range(2))
+        return [str(each.message) for each in found]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(opt, params, range(12))
+        opt.load_master({"1": torch.ones(13)}, {"1": params[1]})
+        train(opt, params, range(2))
+    assert written(2, 0.0) == []
+    (said,) = written(1, 0.5)
+    assert said.startswith("parameter 1 was written since the last step, and what it had lost")
+    with torch.no_grad():
+        params[0].zero_()  # as a mask for pruning does
+    assert (opt.master(params[0]).abs() < 1e-40).all()
+    assert written(0, 0.0) == []

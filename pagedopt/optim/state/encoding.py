@@ -17,6 +17,7 @@ from .state_columns import blocks_along, by_state, state_columns
 
 #: Elements converted at a time, a multiple of every format's block.
 STRETCH = 4096 * MAX_BLOCK
+HOST = torch.device("cpu")
 
 
 @torch.no_grad()
@@ -54,13 +55,15 @@ def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, val
 
 
 @torch.no_grad()
-def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
+def decode(
+    form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, device: torch.device = HOST
+) -> torch.Tensor:
     """Return the values encoded in ``columns``, with the shape of ``param`` and their strides; a DTensor if it is one.
 
-    They are on the host, and decoded a stretch at a time: a device needs no room for them.
+    They are decoded a stretch at a time: on the host, another device needs no room for them.
     """
     flat, like = _flat_columns(form, columns, local(param))
-    values = torch.empty_strided(like.shape, like.stride(), dtype=form.arithmetic, device="cpu")
+    values = torch.empty_strided(like.shape, like.stride(), dtype=form.arithmetic, device=device)
     target, numel = _flat(values, like), like.numel()
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)

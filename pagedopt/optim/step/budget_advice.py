@@ -27,7 +27,10 @@ def _near_place(groups: Iterable[Group]) -> str:
 def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate:
     """Estimate the optimizer with another budget, by assumed rates, the rule of its first group and its best way."""
     rule = optimizer.rule_of(optimizer.param_groups[0])
-    return estimate(optimizer.param_groups, rule=rule, state_format=optimizer.state_format, device_budget=budget)
+    return estimate(
+        optimizer.param_groups, rule=rule, state_format=optimizer.state_format, param_format=optimizer.param_format,
+        device_budget=budget,
+    )  # fmt: skip
 
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     """Make the state of group ``index``, the ring that its pages pass through, and its kernels.
 
     ``optimizer.state`` gets it in the first step in which a parameter has a gradient, as without.  Parameters that
-    require no gradient now get none.
+    require no gradient now, or have state, get none.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing has been made.
@@ -33,7 +33,8 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     names = number_names(optimizer, rule)
     found = []
     for i, p in enumerate(group["params"]):
-        if p.requires_grad and known(real_dtype(p.dtype)) and p not in optimizer.preallocated:
+        made = p in optimizer.preallocated or optimizer.state.get(p)
+        if p.requires_grad and known(real_dtype(p.dtype)) and not made:
             columns = state_columns(optimizer, rule.inputs[2:], p, group)
             form, missing = optimizer.form_of(p), [*names, *columns]
             found.append(Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=missing, form=form))
