@@ -1,13 +1,12 @@
 """All 6.7 billion parameters of a model in Llama's shapes, trained with AdamW in 16 GiB of the GPU and 13 of the host.
 
-    python examples/seven_billion.py
-    python examples/seven_billion.py --small  # 23 million parameters, on a CPU, too
+    python examples/seven_billion.py [--small]  # 23 million parameters, on a CPU, too
 
 State is in 8 bits and on the host (of a model on a CPU: in a file).  Each page of it is updated during the backward, as
 soon as its gradients are complete, which are freed at once.
 """
 
-import sys
+import argparse
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from pagedopt import PagedAdamW
 
 FULL, SMALL = (4096, 11008, 32, 32, 32000, 2048), (512, 1376, 6, 8, 4096, 32)
-WIDTH, INNER, LAYERS, HEADS, WORDS, TOKENS = SMALL if "--small" in sys.argv else FULL
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+parser.add_argument("--small", action="store_true", required=not torch.cuda.is_available())
+WIDTH, INNER, LAYERS, HEADS, WORDS, TOKENS = SMALL if parser.parse_args().small else FULL
 
 
 class Block(nn.Module):
@@ -43,7 +44,6 @@ def main() -> None:
         model = nn.Sequential(nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(LAYERS)), *ends)
     optimizer = PagedAdamW(model.parameters(), lr=1e-4, state_format="int8", device_budget=0)
     optimizer.attach(model, overlap="backward")
-
     tokens = torch.randint(WORDS, (1, TOKENS + 1), device=device)  # a text to learn by heart
     for step in range(6):
         x = tokens[:, :-1]

@@ -1,4 +1,4 @@
-"""What ``README.md`` and ``notes/usage.md`` say in numbers, and the picture, made of results of a GPU that are kept."""
+"""What ``README.md`` and ``notes/usage.md`` say in numbers, and a picture of budgets, made of kept results of a GPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from experiments.harness.rows import Row, Rows, best, number_in, over
 from experiments.harness.show import number
 from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
+from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
@@ -20,9 +21,10 @@ from experiments.step.captured_step import CAPTURED
 from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
 from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.contenders import FUSED as FUSED_STEP
+from experiments.works.finetunes import BACKWARD, RESIDENT
 from pagedopt import Estimate, estimate
 
-FOLDER, PICTURE = ROOT, KEPT / "readme.png"
+FOLDER, PICTURE = ROOT, KEPT / "budgets.png"
 STAGED = "mapped, staged"
 #: Budgets that are shown.
 SHARES = (0.0, 0.5, 1.0)
@@ -43,6 +45,18 @@ WORKS = {
     "1b": "1 B in 60 tensors, float32",
     "1000": "1,000 tensors of 2 x 3",
 }
+#: Cases of ``seven_billion`` by what the front page calls them.
+FINETUNES = {
+    RESIDENT: "torch fused, bfloat16 state on the GPU",
+    "torch_hooks": "the same, one a parameter, in hooks",
+    BACKWARD: "**pagedopt, 8-bit state on the host, updated within the backward**",
+    "forward": "pagedopt, the same, updated under the next forward",
+    "bitsandbytes": "bitsandbytes PagedAdamW8bit",
+    "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
+    "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
+    "optimi": "optimi AdamW, gradient release",
+}
+RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
 CLOCKS = ("gpu", "wall")
@@ -216,44 +230,36 @@ def gib_of_state(row: Row) -> float:
 
 
 def numbers(results: Results) -> str:
-    """The front page's table: one run, with its card, date, commit and versions."""
+    """The front page's table: a full fine-tune in one run, with its card, date and versions."""
+    rows = asked(results, "seven_billion.seven_billion").where(card="", ended=None, numel=WITHIN["numel"])
+    by_batch = {batch: {row["case"]: row for row in rows.where(batch=batch)} for batch in (4, 1)}
+    large, small = by_batch[4], by_batch[1]
     lines = [
-        (row["name"], number(row["here"] / 2**30), wall(row), number(row["gpu_ms"]) if row["gpu_ms"] else "-")
-        for row in of_one_run(results)
+        (name, f"{large[case]['taken']:.1f}", f"{large[case]['tokens_s']:,.0f}") for case, name in FINETUNES.items()
     ]
-    numel = asked(results, "paged_state.rivals")[0]["numel"]
-    titles = (
-        f"AdamW, {numel / 1e6:,.0f} M float32 parameters",
-        "GiB of state on the GPU",
-        "ms a step, wall",
-        "ms, GPU",
-    )
-    result = results.of("paged_state")
+    ours, torchs = large[BACKWARD], large[RESIDENT]
+    result = results.of("seven_billion")
     assert result is not None
     machine = result["machine"]
-    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", "bitsandbytes", "torchao"))
-    near, away = ({row["share"]: row for row in of_one_run(results)}[share] for share in (1.0, 0.0))
-    each = (away["gpu_ms"] - near["gpu_ms"]) / (away["away"] / 2**30)
-    wide, narrow = (number(pushed_out(results, name)) for name in (RIVAL, RIVAL_8BIT))
+    versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", *RIVAL_PACKAGES))
     return (
-        f"{markdown(titles, lines)}\n\n{machine['gpu']}, {machine['when'][:10]}, {versions}. Each GiB of state that "
-        f"spills adds\n{each:.0f} ms to a step (PCIe 5.0 x16). Rows are of different processes: compare by\n"
-        "the GPU where there is a time (torch fused ÷ ours: "
-        f"{fused_over_ours(results):.2f}). Of torchao's row some {gradients(results):.0f} ms are gradients on their "
-        "way down,\nwhich in training overlap the backward. bitsandbytes leaves its pages on the GPU; our harness "
-        f"pushes them out\nafter each step, which takes {wide} ms, and {narrow} in 8 bits.\n\n{attached(results)}"
+        f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
+        f"Llama's shapes,\nblocks computed again in the backward, batches of {ours['batch']} x {ours['tokens']:,} "
+        f"tokens.\n\n{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
+        f"That is {share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
+        f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
+        f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
+        f"{small[BACKWARD]['taken']:.1f} GiB. GiB are the most that the driver gave to the process.\nbitsandbytes' "
+        "pages stay on the GPU while there is room; pushed out, torchtune's recipe makes "
+        f"{large['torchtune_out']['tokens_s']:,.0f} tokens/s.\nIn plain bfloat16 all but optimi round small updates "
+        "away. A card of 24 GB was not measured; a link slower than\nPCIe 5.0 x16 takes longer. One card and commit, "
+        f"{machine['when'][:10]}, {versions}."
     )
 
 
-def attached(results: Results) -> str:
-    """A sentence: what state in 8 bits on the host costs a training whose forward hides the step."""
-    of_model = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
-    hidden = of_model.number("of_resident", way=HIDDEN, state="int8")
-    assert hidden is not None
-    return (
-        "Attached, with all state on the host in 8 bits, a GPT of 1.56 B trains\n"
-        f"{hidden:.2f} times as long as with float32 state on the GPU."
-    )
+def share(part: float, whole: float) -> str:
+    """In percent."""
+    return f"{100 * part / whole:.0f} %"
 
 
 def fused_over_ours(results: Results) -> float:

@@ -1,4 +1,4 @@
-"""The picture of ``README.md``: state on the device and time of a step, ours and rivals'."""
+"""The picture of ``notes/usage.md``: state on the device and time of a step, ours and rivals'."""
 
 from __future__ import annotations
 

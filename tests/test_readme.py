@@ -39,14 +39,14 @@ def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / page).write_text(emptied(text))
         assert emptied(text) != text
     monkeypatch.setattr(readme, "FOLDER", tmp_path)
-    monkeypatch.setattr(readme, "PICTURE", tmp_path / "readme.png")
+    monkeypatch.setattr(readme, "PICTURE", tmp_path / "budgets.png")
     assert experiments(["readme"]) == 0
     for page, text in TEXTS.items():
         assert undated((tmp_path / page).read_text()) == undated(text), "python -m experiments readme"
 
 
 def test_the_picture_is_made_of_what_is_kept() -> None:
-    assert f"]({readme.PICTURE.relative_to(ROOT)})" in TEXT
+    assert f"](../{readme.PICTURE.relative_to(ROOT)})" in TEXTS["notes/usage.md"]
     assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
 
 
@@ -56,20 +56,26 @@ def test_drawings_are_those_of_today_s_code() -> None:
     assert {path.stem for path in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
 
 
-def test_another_measurement_makes_another_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("part", "column", "filled"),
+    [("paged_state.rivals", "wall", "memory and time"), ("seven_billion.seven_billion", "time", "numbers")],
+)
+def test_another_measurement_makes_another_page(part: str, column: str, filled: str, tmp_path: Path) -> None:
     kept = Results().folder
     for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step", "hidden_step",
-                 "optimizer_ladder"):  # fmt: skip
+                 "optimizer_ladder", "seven_billion"):  # fmt: skip
         for measured in kept.glob(f"{name}-nvidia-h[12]00*.json"):
             shutil.copy(measured, tmp_path)
-    path = tmp_path / "paged_state-nvidia-h200.json"
+    name, _, part = part.partition(".")
+    path = tmp_path / f"{name}-nvidia-h200.json"
     found = json.loads(path.read_text())
-    for row in found["parts"]["rivals"]["rows"]:
-        row["wall"] = {key: value if key == "clock" else 2 * value for key, value in row["wall"].items()}
+    for row in found["parts"][part]["rows"]:
+        row[column] = {key: value if key == "clock" else 2 * value for key, value in row[column].items()}
     path.write_text(json.dumps(found))
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
-    assert [name for name in before if before[name] != after[name]] == ["numbers", "memory and time"]
-    assert digest(readme.budgets(Results(tmp_path))) != made_of(readme.PICTURE)
+    assert [block for block in before if before[block] != after[block]] == [filled]
+    pictured = digest(readme.budgets(Results(tmp_path))) == made_of(readme.PICTURE)
+    assert pictured is (name != "paged_state")
 
 
 def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
@@ -186,7 +192,7 @@ def test_the_front_page_is_short_and_in_order() -> None:
     assert len(TEXT.split()) <= 1300
     wanted = [
         "It is for you if",
-        "](experiments/results/readme.png)",
+        "](experiments/results/seven_billion-nvidia-h200-speed-and-memory.png)",
         "pip install -e",
         "    make train",
         "    make test",
@@ -197,10 +203,13 @@ def test_the_front_page_is_short_and_in_order() -> None:
 
 
 def test_the_front_page_s_table_is_of_one_run() -> None:
-    table, run = readme.blocks(Results(), "README.md")["numbers"], Results().of("paged_state")
+    table, run = readme.blocks(Results(), "README.md")["numbers"], Results().of("seven_billion")
     assert run is not None
-    assert (
-        f"{run['machine']['gpu']}, {run['machine']['when'][:10]}, torch {run['machine']['versions']['torch']}" in table
-    )
-    assert table.count("measured at") == 2, "paged_state, and hidden_step for one sentence"
-    assert all(f"| {row['name']} |" in table for row in readme.of_one_run(Results()))
+    machine = run["machine"]
+    assert f"one {machine['gpu']}:" in table
+    assert f"One card and commit, {machine['when'][:10]}, torch {machine['versions']['torch']}" in table
+    assert table.count("measured at") == 1
+    rows = readme.asked(Results(), "seven_billion.seven_billion")
+    for case, name in readme.FINETUNES.items():
+        (row,) = rows.where(case=case, batch=4, card="")
+        assert f"| {name} | {row['taken']:.1f} | {row['tokens_s']:,.0f} |" in table

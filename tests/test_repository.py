@@ -39,8 +39,12 @@ def test_the_changelog_is_short_and_has_its_headings() -> None:
 
 
 def test_planted_faults_name_what_is_there() -> None:
-    """``scripts/plant_faults.py`` replaces a text that stands once in its file, and runs a test file that exists."""
-    for fault in tomllib.loads((ROOT / "tests" / "planted_faults.toml").read_text())["fault"]:
+    """``scripts/plant_faults.py`` replaces a text that stands once in its file, and runs test files that exist."""
+    listed = tomllib.loads((ROOT / "tests" / "planted_faults.toml").read_text())
+    for name, area in listed["area"].items():
+        assert all(any(ROOT.glob(pattern)) for pattern in area["files"]), name
+        assert all((ROOT / path).is_file() for path in area["tests"].split()), name
+    for fault in listed["fault"]:
         assert (ROOT / fault["file"]).read_text().count(fault["before"]) == 1, fault["what"]
         assert fault["before"] != fault["after"]
         assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]

@@ -28,28 +28,28 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "factor": (
         "pagedopt/kernels/factor.cuh", "pagedopt/kernels/factor.cu", "pagedopt/kernels/sums.cu",
-        "pagedopt/launch/factor.py", "pagedopt/launch/sums.py", "pagedopt/optim/step/factor.py",
+        "pagedopt/launch/factor.py", "pagedopt/launch/sums.py", "pagedopt/optim/clip.py",
     ),
     "CPU kernels": (
         "pagedopt/kernels/cpu.py", "pagedopt/kernels/cpu_text.py", "pagedopt/kernels/numba_numbers.py",
         "pagedopt/kernels/team.py",
     ),
     "launch": (
-        "pagedopt/launch/sweep.py", "pagedopt/launch/route.py", "pagedopt/launch/stored.py",
+        "pagedopt/launch/sweep.py", "pagedopt/optim/pages.py", "pagedopt/launch/sweep.py",
         "pagedopt/launch/device_table.py", "pagedopt/kernels/cuda.py", "pagedopt/tables/*.py",
     ),
     "transports": ("pagedopt/transports/*.py",),
     "step": (
-        "pagedopt/optim/base.py", "pagedopt/optim/step/bucket.py", "pagedopt/optim/step/seen.py",
-        "pagedopt/optim/step/hyperparameters.py", "pagedopt/optim/step/launches.py", "pagedopt/optim/step/members.py",
-        "pagedopt/optim/step/update.py", "pagedopt/system/compare_tensors.py",
+        "pagedopt/optim/optimizer.py", "pagedopt/optim/launch.py", "pagedopt/optim/seen.py",
+        "pagedopt/optim/numbers.py", "pagedopt/optim/plan.py", "pagedopt/optim/gather.py",
+        "pagedopt/optim/launch.py", "pagedopt/system/compare_tensors.py",
     ),
     "registered": (
-        "pagedopt/launch/apply.py", "pagedopt/launch/registered.py", "pagedopt/launch/scalars.py",
+        "pagedopt/launch/apply.py", "pagedopt/launch/registered.py", "pagedopt/launch/sweep.py",
         "pagedopt/system/registered_ops.py",
     ),
     "capture": (
-        "pagedopt/optim/step/captured.py", "pagedopt/optim/step/device_numbers.py", "pagedopt/launch/device_step.py",
+        "pagedopt/optim/capture.py", "pagedopt/optim/numbers.py", "pagedopt/launch/device_step.py",
         "pagedopt/kernels/prologue.cu", "pagedopt/system/cuda/graphs.py",
     ),
     "formats": ("pagedopt/formats/*.py",),

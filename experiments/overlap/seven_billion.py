@@ -240,7 +240,10 @@ class Points(Lines):
         super().draw(axes, rows)
 
 
-PANEL = Points(title="batch {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
+PANEL = Points(title="batches of {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
               label="GiB on the card, by the driver's count", log="", colors=color, inches=3.6)  # fmt: skip
-PLOTS = [Plot("speed-and-memory", [PANEL], "{numel:,} parameters in bfloat16; best is up and to the left",
-              {"drawn": True}, ("numel", "batch"))]  # fmt: skip
+PLOTS = [
+    Plot(name, [PANEL], "Training {numel:,} bfloat16 parameters: best is up and to the left",
+         {"drawn": True, "batch": batch}, ("numel",))
+    for name, batch in (("speed-and-memory", 4), ("batch-1", 1))
+]  # fmt: skip

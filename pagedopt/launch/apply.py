@@ -11,8 +11,7 @@ from ..rules.rule import check_rule
 from ..tables.pointers import TensorList
 from ..transports.choose import TransportOption
 from ..transports.transport import Transport
-from .scalars import named, packed
-from .sweep import Scalars, apply
+from .sweep import Scalars, apply, named, packed
 
 
 def multi_tensor_apply(

@@ -14,8 +14,7 @@ import torch
 from ..rules import Rule
 from ..rules.rule import find_registered
 from ..system.registered_ops import UNSAFE_IN_CUDA_GRAPHS, define
-from .scalars import named
-from .sweep import apply
+from .sweep import apply, named
 
 #: Stands behind the name of a rule whose results go into lists of their own.
 OUT_OF_PLACE = ", out of place"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,19 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..formats.format import Format
+from ..formats.floating import FLOAT32, NUMBERS, of_dtype
+from ..formats.format import Column, Format
 from ..kernels import cpu, cuda
-from ..kernels.source import arithmetic
+from ..kernels.source import arithmetic, width
 from ..paging.visits import WHOLE, Action, Launch, Mover, Span, passes
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
+from ..tables.storage import words_of
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
 from .factor import Factor
-from .stored import stored_of
 
 Scalars = Mapping[str, float]
 #: For each set of hyperparameters, its ``rule.uniforms``.
@@ -343,3 +345,117 @@ def shared_transport(
     if not isinstance(first, torch.Tensor) or first.device.type != "cuda":
         return transport
     return shared(transport, first.device.index)
+
+
+class Stored:
+    """The columns and formats of a rule's inputs.
+
+    Args:
+        formats: one for each of its inputs; None, for one or for all: plain numbers of the tensors' dtype.
+
+    Attributes:
+        given: those formats; None for plain numbers, whose format follows from the tensors' dtype.
+        keys: the names of all columns, in the order of the table (:func:`~pagedopt.tables.storage.words_of`).
+        per: for each column, how many elements share an entry.
+        writes: indices of the columns that are overwritten.
+        by_position: whether a format needs the index of an element in its tensor.
+        per_thread: elements that a thread takes at a time.
+
+    Raises:
+        ValueError: the number of formats is not that of inputs, or the formats' block sizes do not fit together.
+    """
+
+    def __init__(self, rule: Rule, formats: Sequence[Format | None] | None = None) -> None:
+        given = list(formats or [None] * len(rule.inputs))
+        if len(given) != len(rule.inputs):
+            said = f"rule {rule.name!r} takes {len(rule.inputs)} lists {rule.inputs}"
+            raise ValueError(f"{said}, got {len(given)} formats")
+        self.given = tuple([None if f in NUMBERS else f for f in given])
+        self._inputs = rule.inputs
+        for i in rule.between:
+            if (form := self.given[i]) is not None and not form.plain:
+                raise ValueError(
+                    f"rule {rule.name!r} is made of rules of which one takes what another has stored in "
+                    f"{rule.inputs[i]!r}; format {form.name!r} stores blocks, or rounds at random: launch them one "
+                    "after another"
+                )
+        columns = [f.columns if f else FLOAT32.columns for f in self.given]
+        self._words = words_of([*map(len, columns)])
+        found = {
+            word: (column.key(name), column.per)
+            for name, each, words in zip(rule.inputs, columns, self._words, strict=True)
+            for column, word in zip(each, words, strict=True)
+        }
+        self.keys, self.per = zip(*[found[word] for word in range(len(found))], strict=True)
+        self.writes = tuple([word for i in rule.writes for word in self._words[i]])
+        self.by_position = any(f is not None and not f.plain for f in self.given)
+        self.per_thread = width([f or FLOAT32 for f in self.given])
+        self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
+
+    def formats(self, dtypes: Sequence[torch.dtype | None]) -> tuple[Format, ...]:
+        """Return the format of each input, by the ``dtypes`` of the columns; None: a column has no tensor so far.
+
+        Raises:
+            TypeError: kernels do not support a dtype, or a column has another dtype than its format.
+        """
+        known = self._of  # read once: another thread may replace it
+        if known is None or known[0] != dtypes:
+            found: list[Format] = []
+            for name, form, words in zip(self._inputs, self.given, self._words, strict=True):
+                if form is None:
+                    found.append(of_dtype(dtypes[words[0]] or torch.float32, name))
+                else:
+                    for column, word in zip(form.columns, words, strict=True):
+                        _check_dtype(form, column, self.keys[word], dtypes[word])
+                    found.append(form)
+            known = self._of = list(dtypes), tuple(found)
+        return known[1]
+
+    def check_geometry(self, geometry: Geometry) -> None:
+        """Raise a ValueError if a chunk would end in the middle of a block of a format."""
+        for form in filter(None, self.given):
+            if geometry.chunk_numel % form.block:
+                raise ValueError(
+                    f"chunk_numel is {geometry.chunk_numel}; format {form.name!r} needs a multiple of {form.block}"
+                )
+
+
+@functools.lru_cache(maxsize=256)
+def stored_of(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
+    """Return a cached :class:`Stored`."""
+    return Stored(rule, formats)
+
+
+def _check_dtype(form: Format, column: Column, key: str, dtype: torch.dtype | None) -> None:
+    if dtype is not None and dtype is not column.dtype:
+        raise TypeError(f"{key} is {dtype}; format {form.name!r} has {column.dtype}")
+
+
+def packed(rule: Rule, scalars: Mapping[str, float]) -> torch.Tensor:
+    """Return hyperparameters as :func:`named` takes them: float64 (hyperparameters,), on the CPU.
+
+    Raises:
+        TypeError: one is missing or unknown.
+    """
+    missing = [name for name in rule.scalars if name not in scalars and name not in rule.defaults]
+    unknown = [name for name in scalars if name not in rule.scalars]
+    if missing or unknown:
+        there = list(rule.scalars)
+        raise TypeError(f"rule {rule.name!r} takes the scalars {there}; missing {missing}, unknown {unknown}")
+    values = [scalars[name] if name in scalars else rule.defaults[name] for name in rule.scalars]
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def named(rule: Rule, scalars: torch.Tensor) -> dict[str, float]:
+    """Return the hyperparameters that a tensor holds, by name.
+
+    Raises:
+        ValueError: it is no float64 tensor (hyperparameters,) on the CPU.
+    """
+    wanted = (len(rule.scalars),)
+    if scalars.dtype is not torch.float64 or scalars.device.type != "cpu" or tuple(scalars.shape) != wanted:
+        raise ValueError(
+            f"rule {rule.name!r}: scalars is {scalars.dtype} {tuple(scalars.shape)} on {scalars.device}; give float64 "
+            f"{wanted} on the CPU, in the order {list(rule.scalars)}"
+        )
+    return dict(zip(rule.scalars, scalars.tolist(), strict=True))

@@ -11,10 +11,10 @@ from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from ..system.warn import warn_once
-from .base import Group, PagedOptimizer
+from .optimizer import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
-from .state.group_scalars import tuple_of_betas
-from .state.rule_optimizer import of_items_alone
+from .rule_optimizer import of_items_alone
+from .scalars import tuple_of_betas
 
 
 @documented

@@ -8,9 +8,9 @@ from typing import Any, Unpack
 import torch
 
 from ..rules.lion import lion
-from .base import PagedOptimizer
+from .optimizer import PagedOptimizer
 from .options import Options, check_hyperparameters, documented
-from .state.group_scalars import tuple_of_betas
+from .scalars import tuple_of_betas
 
 
 @documented

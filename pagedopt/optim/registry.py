@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import torch
 
     from .adamw import PagedAdamW as PagedAdamW
-    from .base import PagedOptimizer
     from .lion import PagedLion as PagedLion
+    from .optimizer import PagedOptimizer
     from .sgd import PagedSGD as PagedSGD
 
 

@@ -9,9 +9,9 @@ import torch
 
 from ..rules.rule import Rule
 from ..rules.sgd import sgd, sgd_momentum
-from .base import Group, PagedOptimizer
+from .optimizer import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
-from .state.rule_optimizer import of_items_alone
+from .rule_optimizer import of_items_alone
 
 
 @documented

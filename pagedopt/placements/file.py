@@ -20,7 +20,7 @@ class FileArena(Arena):
     """A memory-mapped file without a name.  Resident pages are ordinary memory, mapped into the same range.
 
     So a step over resident pages writes nothing to disk, and the disk holds only pages that are away.  A forked process
-    shares the pages that are away, and may read them.
+    shares the pages that are away, and may read them as long as the other one keeps its state.
     """
 
     name = "file"

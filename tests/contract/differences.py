@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.optim.specs import SPECS, Difference
+from tests.specs import SPECS, Difference
 
 #: Classes whose torch's step views complex numbers as real ones.
 _AS_REAL = tuple(name for name, spec in SPECS.items() if not spec.conjugated)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from contract_world import World, ordinary, reference, scenario, through_a_file
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "checkpoints"
 SHAPES = ((200, 101), (13, 18), ())

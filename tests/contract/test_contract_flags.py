@@ -8,7 +8,8 @@ import itertools
 import torch
 from contract_values import group_of, odd_values, switches, tried
 from contract_world import FLAGS, World, ordinary, scenario
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "hyperparameters"
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from contract_values import group_of, odd_values, shown, switches, tried
 from contract_world import World, ordinary, scenario
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "hyperparameters"
 

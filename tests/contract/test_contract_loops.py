@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "loops"
 GRADS = Callable[[], Any]

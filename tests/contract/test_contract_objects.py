@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from contract_world import World, ordinary, scenario, through_a_file
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "objects"
 SHAPES = ((200, 101), (13, 18), ())

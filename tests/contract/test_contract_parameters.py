@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario, without_state
-from edits import give
+
+from tests.world import give
 
 CHAPTER = "parameters"
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from contract_world import World, scenario
-from edits import give
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tests.world import give
 
 CHAPTER = "loops"
 

@@ -13,7 +13,7 @@ from rules_under_test import same_values
 
 from pagedopt import Sweep
 from pagedopt.rules import Rule
-from tests.optim.specs import CASES as OPTIMIZERS
+from tests.specs import CASES as OPTIMIZERS
 
 pytestmark = NEEDED
 

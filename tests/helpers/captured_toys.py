@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pagedopt import PagedAdamW
-from tests.optim.specs import ADAMW, SPECS, Case, Spec
 from tests.outside.nadam import NAdam
+from tests.specs import ADAMW, SPECS, Case, Spec
 
 HYPER = ADAMW.hyper
 CAPTURABLE: dict[str, Any] = {**HYPER, **ADAMW.capturable}

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from contract_world import DEFAULT, Place, ordinary, reference
-from edits import numbers
 
 from pagedopt.optim.registry import Entry
-from tests.optim.specs import spec_of
+from tests.specs import spec_of
+from tests.world import numbers
 
 Shapes = tuple[tuple[int, ...], ...]
 #: With tails for every vector width, one element, none.

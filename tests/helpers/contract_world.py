@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import edits
 import pytest
 import torch
 from captured_steps import capturing
@@ -26,7 +25,8 @@ from often import MARKS
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.tables.columns import same_layout
 from tests.contract.differences import Difference, listed
-from tests.optim.specs import spec_of
+from tests.specs import spec_of
+from tests.world import give, parameter, values
 
 #: Flags by which torch chooses one of its implementations.
 FLAGS = ("foreach", "fused", "capturable", "differentiable")
@@ -129,11 +129,11 @@ class World:
 
     def param(self, shape: Iterable[int] = (13, 18), seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         """A parameter whose values belong to the seed, the same on both sides and every device."""
-        return edits.parameter(tuple(shape), seed, self.device, dtype)
+        return parameter(tuple(shape), seed, self.device, dtype)
 
     def values(self, shape: Iterable[int], seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values between -1 and 1, none of them 0."""
-        return edits.values(tuple(shape), seed, self.device, dtype)
+        return values(tuple(shape), seed, self.device, dtype)
 
     def params(self, shapes: Shapes = SHAPES, dtype: torch.dtype = torch.float32) -> list[Any]:
         return [self.param(shape, seed, dtype) for seed, shape in enumerate(shapes)]
@@ -149,7 +149,7 @@ class World:
         """Steps on fresh gradients; what has come of it is written down under the label ``show``."""
         params = list(params)
         for step in steps:
-            edits.give(params, step)
+            give(params, step)
             optimizer.step()
         if show:
             self.show(show, optimizer, params)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from paths import DATA
 
-from tests.optim import specs
+from tests import specs
 
 FILE = DATA / "golden.json"
 STEPS, DIGESTS_AFTER = 50, (1, 10, 50)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edits import numbers, steps
 from file_support import MIB, descriptors, disk_bytes, process_bytes
 from queue_apart import there_and_back, total
 
 from pagedopt import PagedAdamW
+from tests.world import numbers, steps
 
 NUMEL = 3 * MIB  # of a parameter: 12 MiB, and as much for each of its moments
 BUDGETS: dict[str, dict[str, Any]] = {"resident": {}, "file": {"device_budget": 0}}

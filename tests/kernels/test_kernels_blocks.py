@@ -19,7 +19,7 @@ from pagedopt.formats import Column, Format
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import FIRST, SECOND
 from pagedopt.kernels import nvrtc, source
-from pagedopt.launch.stored import Stored
+from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows

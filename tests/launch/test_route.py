@@ -16,7 +16,7 @@ from optim_support import ADAMW, bits, same
 from support import threads
 
 from pagedopt import PagedAdamW
-from pagedopt.launch.route import Route, _shift
+from pagedopt.optim.pages import Route, _shift
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import Move
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from edits import Params, give, parameter, steps
 from stand_ins import refusal
 
-from tests.optim.specs import ADAMW, BY_STATE
+from tests.specs import ADAMW, BY_STATE
+from tests.world import Params, give, parameter, steps
 
 Values = dict[tuple[Any, str], Any]
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from edits import give, parameter, steps
 from stand_ins import refusal
 
 from tests.optim.faults import Scene, Values, Way, is_same
-from tests.optim.specs import BY_STATE
+from tests.specs import BY_STATE
+from tests.world import give, parameter, steps
 
 #: More optimizers than state files that are not shared; every fourth parameter spans pages.
 COUNT, SMALL, LARGE = 20, 300, {"cpu": 20_000, "cuda": 600_000}

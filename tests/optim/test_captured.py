@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.step.bucket import Bucket
-from pagedopt.optim.step.captured import CapturedStep
-from pagedopt.optim.step.host_numbers import HostNumbers
-from pagedopt.optim.step.members import members
-from pagedopt.optim.step.plan import Plan
+from pagedopt.optim.capture import CapturedStep
+from pagedopt.optim.gather import members
+from pagedopt.optim.launch import Bucket
+from pagedopt.optim.numbers import HostNumbers
+from pagedopt.optim.plan import Plan
 
 Params = list[torch.nn.Parameter]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW, PagedSGD
-from pagedopt.optim.step import meshes
+from pagedopt.optim import clip as meshes
 
 
 def test_a_norm_that_is_set_while_a_step_runs_holds_from_the_next_one_on() -> None:

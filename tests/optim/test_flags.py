@@ -13,7 +13,7 @@ import pytest
 import torch
 from optim_support import ready
 
-from tests.optim.specs import SPECS, TWO, Spec
+from tests.specs import SPECS, TWO, Spec
 
 SPECS_OF_TORCH = [spec for spec in SPECS.values() if spec.entry.torch]
 PAIRS = [(spec.entry.optimizer, spec.entry.torch) for spec in SPECS_OF_TORCH]

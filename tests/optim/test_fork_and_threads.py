@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from edits import numbers
 from held import together
 from optim_support import bits, same
 from paths import HELPERS
@@ -22,6 +21,7 @@ from support import threads
 
 from pagedopt import PagedAdamW
 from tests.optim.faults import Scene, Stage, is_same
+from tests.world import numbers
 
 pytestmark = pytest.mark.usefixtures("folder")
 

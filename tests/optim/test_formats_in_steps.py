@@ -11,7 +11,7 @@ from formats_under_test import WhereItStands
 from optim_support import stepped
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.state import encoding
+from pagedopt.optim import columns as encoding
 from tests.outside.format import Int8Blocks
 
 FORM = Int8Blocks()

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from edits import groups_of, numbers, parameters, steps
 from optim_support import bits, same, step_on
 
 import pagedopt
 from pagedopt import PagedOptimizer
 from pagedopt.rules import sqrt
+from tests.world import groups_of, numbers, parameters, steps
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.1, "eps": 1e-3}
 

@@ -15,7 +15,7 @@ from int8_training import PLACES, Params, bits, made, parameters, train
 from int8_twin import flat
 
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.state import encoding
+from pagedopt.optim import columns as encoding
 
 pytestmark = pytest.mark.usefixtures("folder")
 SOME = ["resident", "file", "part", "spill()"]

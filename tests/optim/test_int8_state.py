@@ -12,7 +12,7 @@ from int8_twin import Twin, flat
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion
-from pagedopt.optim.base import PagedOptimizer
+from pagedopt.optim.optimizer import PagedOptimizer
 
 pytestmark = pytest.mark.usefixtures("folder")
 F32, BF16 = torch.float32, torch.bfloat16

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from edits import numbers, values
 from gpu_support import DEVICES
-from optim_support import ready, same, step_on_ones, stepped
-from torch.nn import Parameter
+from optim_support import ready, step_on_ones, stepped
 
 from pagedopt import PagedAdamW, PagedSGD
-from tests.optim.specs import BY_STATE as OPTIMIZERS
-from tests.optim.specs import SPECS
+from tests.acts import each_entry, exchange, grads, load
+from tests.specs import BY_STATE as OPTIMIZERS
+from tests.specs import SPECS
+from tests.world import DENSE, HALF, RESIDENT, SPILLED, Act, World, Worlds, numbers, one_group, values
 
 #: How a parameter is made, from numbers that belong to a seed.
 MAKERS: dict[str, Callable[[int, str], torch.Tensor]] = {
@@ -49,88 +49,28 @@ GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Rounded(Parameter):
-    """A parameter of torch's, in float32 if it would be bfloat16: then it and its state are rounded once a step, as by
-    a kernel of ours, and not after every operation."""
-
-    def __new__(cls, p: torch.Tensor) -> Rounded:
-        narrow = p.dtype == torch.bfloat16
-        made = super().__new__(cls, torch.empty_strided(p.shape, p.stride(), device=p.device).copy_(p) if narrow else p)
-        made.is_rounded = narrow
-        return made
-
-    def round(self, state: dict[str, torch.Tensor]) -> None:
-        for t in (self, *(t for name, t in state.items() if name != "step")) if self.is_rounded else ():
-            t.data.copy_(t.data.bfloat16())
+def odd(device: str) -> list[torch.Tensor]:
+    """Odd parameters between ordinary ones."""
+    made = [make(20 + i, device) for i, make in enumerate(MAKERS.values())]
+    return [numbers((33, 3), 7, device), *made, numbers((5,), 9, device)]
 
 
-def pair(name: str, device: str, **options: Any) -> tuple[Any, Any, list[Any], list[Any]]:
-    """An optimizer of ours and torch's with equal parameters, odd ones between ordinary ones."""
-    worlds = []
-    for theirs in (False, True):
-        params = [numbers((33, 3), 7, device), *(make(20 + i, device) for i, make in enumerate(MAKERS.values()))]
-        params = [(Rounded if theirs else Parameter)(p) for p in (*params, numbers((5,), 9, device))]
-        how = {} if theirs else options
-        worlds.append((OPTIMIZERS[name].make(theirs, [{"params": params}], **how), params))
-    (ours, mine), (other, others) = worlds
-    return ours, other, mine, others
+def one_is_absent(world: World) -> None:
+    if world.count % 3 == 2:
+        world.params[world.count % len(world.params)].grad = None
 
 
-def train(optimizer: Any, params: list[Any], steps: range, layout: str = "as it is") -> None:
-    for step in steps:
-        for i, p in enumerate(params):
-            if step % 3 == 2 and i == step % len(params):
-                p.grad = None
-                continue
-            grad = values(p.shape, 1000 * step + 10 * i, p.device.type, p.dtype)
-            grad = grad.bfloat16() if getattr(p, "is_rounded", False) else grad
-            p.grad = GRADIENTS[layout](torch.empty_like(p, requires_grad=False).copy_(grad))
-        optimizer.step()
-        for p in params:
-            if isinstance(p, Rounded):
-                p.round(optimizer.state[p])
-
-
-def assert_close(mine: torch.Tensor, other: torch.Tensor, what: str) -> None:
-    """In bfloat16 up to one rounding that goes the other way; an update is of some twenty."""
-    how = {"rtol": 2**-7, "atol": 1e-6} if mine.dtype == torch.bfloat16 else {"rtol": 2e-5, "atol": 2e-6}
-    torch.testing.assert_close(mine, other.to(mine.dtype), msg=lambda text: f"{what}: {text}", **how)
-
-
-def assert_alike(ours: Any, theirs: Any, mine: list[Any], others: list[Any]) -> None:
-    for i, (a, b) in enumerate(zip(mine, others, strict=True)):
-        assert_close(a, b, f"parameter {i}")
-        assert a.stride() == b.stride()
-        state, other = ours.state[a], theirs.state[b]
-        assert state.keys() == other.keys()
-        for key, value in other.items():
-            if isinstance(value, torch.Tensor):
-                assert state[key].stride() == value.stride()
-                assert_close(state[key], value, f"{key} of parameter {i}")
-
-
-PLACED: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 200_000}]
+ODD: dict[str, Any] = {"make": odd, "groups": one_group}
+PLACED = (RESIDENT, DENSE, SPILLED, HALF)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("options", PLACED, ids=["resident", "spilled", "half"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device: str) -> None:
-    ours, theirs, mine, others = pair(name, device, **options)
-    train(ours, mine, range(7))
-    train(theirs, others, range(7))
-    assert_alike(ours, theirs, mine, others)
-    saved = copy.deepcopy(theirs.state_dict())
-    ours.load_state_dict(copy.deepcopy(saved))
-    theirs.load_state_dict(saved)
-    train(ours, mine, range(7, 10))
-    train(theirs, others, range(7, 10))
-    assert_alike(ours, theirs, mine, others)
-    twin = copy.deepcopy(ours)
-    copies = [p for group in twin.param_groups for p in group["params"]]
-    train(ours, mine, range(10, 12))
-    train(twin, copies, range(10, 12))
-    assert same(mine, copies)
+def test_odd_parameters_follow_torch(name: str, device: str) -> None:
+    """And have the bits of those that are contiguous."""
+    worlds = Worlds(OPTIMIZERS[name], *PLACED, device=device, **ODD).step(7, one_is_absent)
+    worlds.do(load(copy.deepcopy)).step(3, one_is_absent).do(exchange(copy.deepcopy)).step(2, one_is_absent)
+    assert not worlds.over
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -145,49 +85,29 @@ def test_odd_parameters_follow_torch(name: str, options: dict[str, Any], device:
     ],
 )
 def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str) -> None:
-    ours, theirs, mine, others = pair(name, device)
-    for optimizer, params in ((ours, mine), (theirs, others)):
-        train(optimizer, params, range(2))
-        train(optimizer, params, range(2, 4), change)
-    assert_alike(ours, theirs, mine, others)
+    worlds = Worlds(OPTIMIZERS[name], RESIDENT, DENSE, device=device, **ODD).step(2)
+    assert not worlds.step(2, grads(GRADIENTS[change])).over
 
 
-def of_parameters(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
-    def edit(optimizer: Any, params: list[Any]) -> None:
-        for p in params:
-            p.data = change(p.data)
-
-    return edit
+def of_parameters(change: Callable[[torch.Tensor], torch.Tensor]) -> Act:
+    return lambda world: [setattr(p, "data", change(p.data)) for p in world.params]
 
 
-def of_state(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, list[Any]], None]:
-    def edit(optimizer: Any, params: list[Any]) -> None:
-        for entry in optimizer.state.values():
-            entry.update({name: change(value) for name, value in entry.items() if name != "step"})
-
-    return edit
-
-
-EDITS = {
+EDITS: dict[str, Act] = {
     "parameters moved": of_parameters(torch.clone),
     "parameters contiguous": of_parameters(GRADIENTS["contiguous"]),
     "parameters in other strides": of_parameters(GRADIENTS["reversed"]),
     "parameters with gaps": of_parameters(GRADIENTS["with gaps"]),
-    "state contiguous": of_state(GRADIENTS["contiguous"]),
-    "state with gaps": of_state(GRADIENTS["with gaps"]),
+    "state contiguous": each_entry(torch.Tensor.contiguous),
+    "state with gaps": each_entry(lambda t: GRADIENTS["with gaps"](t) if t.dim() else t),
 }
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("edit", EDITS)
 def test_layouts_may_change_in_training(edit: str, device: str) -> None:
-    ours, theirs, mine, others = pair("adamw", device)
-    for optimizer, params in ((ours, mine), (theirs, others)):
-        train(optimizer, params, range(3))
-        EDITS[edit](optimizer, params)
-        train(optimizer, params, range(3, 6))
-    for i, (a, b) in enumerate(zip(mine, others, strict=True)):
-        assert_close(a, b, f"parameter {i}")
+    worlds = Worlds(OPTIMIZERS["adamw"], *PLACED, device=device, **ODD).step(3).do(EDITS[edit])
+    assert not worlds.step(3, one_is_absent).over
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (3, 0)])

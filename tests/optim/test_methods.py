@@ -13,7 +13,7 @@ from made_pages import entries_of, sections_of
 
 from pagedopt import MemoryReport, PagedOptimizer
 from pagedopt.optim.overlap.overlap import OverlapReport
-from pagedopt.optim.state.rule_optimizer import RuleOptimizer
+from pagedopt.optim.rule_optimizer import RuleOptimizer
 
 LISTED = [thing for things in methods_page.PARTS.values() for thing in things]
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from edits import Params, groups_of, numbers, parameters, steps
 from optim_support import COPIES, same
 from support import default_dtype
 
 import pagedopt
 from pagedopt import PagedSGD
 from tests.outside.nadam import NAdam, nadam
+from tests.world import Params, groups_of, numbers, parameters, steps
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
 PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}]

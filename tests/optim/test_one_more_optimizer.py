@@ -20,7 +20,7 @@ SUITES = (
     *(str(file.relative_to(ROOT)) for file in (ROOT / "tests/contract").glob("test_*.py") if "page" not in file.name),
     "tests/kernels/test_kernels_cpu.py", "tests/optim/test_golden.py", "tests/optim/test_host_values.py",
     "tests/optim/test_members.py", "tests/optim/test_registry.py", "tests/optim/test_shards.py",
-    "tests/optim/test_state_edits.py", "tests/placements/test_refused_devices.py", "tests/rules/test_rules.py",
+    "tests/optim/test_acts.py", "tests/placements/test_refused_devices.py", "tests/rules/test_rules.py",
 )  # fmt: skip
 #: A plugin: records the new trajectory, and leaves one test of Signum in each file; says how many there were.
 PLUGIN = """
@@ -56,8 +56,8 @@ def add_signum(tree: Path) -> None:
     shutil.copy(SIGNUM / "optimizer.py", tree / "pagedopt" / "optim" / "signum.py")
     insert(tree / "pagedopt/optim/registry.py", ")\nRULE_NAMES", '    Entry("PagedSignum", "signum", ("signum",)),\n')
     entry = (SIGNUM / "entry.py").read_text().partition("\n\n\n")[2]
-    insert(tree / "tests/optim/specs.py", "#: By the name of the class.", f"{entry}\n")
-    insert(tree / "tests/optim/specs.py", ")}\nCASES", ", SIGNUM")
+    insert(tree / "tests/specs.py", "#: By the name of the class.", f"{entry}\n")
+    insert(tree / "tests/specs.py", ")}\nCASES", ", SIGNUM")
 
 
 @pytest.mark.timeout(240)

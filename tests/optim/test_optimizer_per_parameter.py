@@ -24,8 +24,8 @@ from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim import many
-from pagedopt.optim.many import MANY
+from pagedopt.optim import class_checks
+from pagedopt.optim.class_checks import MANY
 from pagedopt.placements import FileArena, MappedArena
 from pagedopt.system import warn
 
@@ -167,7 +167,7 @@ def test_building_optimizers_again_and_again_leaks_nothing(folder: Path) -> None
 @pytest.fixture
 def none_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """No optimizer is alive, and none was warned of."""
-    monkeypatch.setattr(many, "_of_one_parameter", weakref.WeakSet())
+    monkeypatch.setattr(class_checks, "_of_one_parameter", weakref.WeakSet())
     monkeypatch.setattr(warn, "_said", set())
 
 

@@ -13,9 +13,8 @@ import torch
 
 import pagedopt
 from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
-from pagedopt.optim.options import TABLE
+from pagedopt.optim.options import MAX_SEED, TABLE
 from pagedopt.optim.registry import OPTIMIZERS
-from pagedopt.optim.state.group_options import MAX_SEED
 from pagedopt.paging.budget import Budget
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from overlapped import Ended, Loop, agree, equal, run
 
-from pagedopt.optim import overlapping
+from pagedopt.optim import optimizer as optimizers
 from pagedopt.optim.overlap import hooks
 from pagedopt.optim.overlap.models import Models
 from pagedopt.optim.overlap.overlap import Overlap
@@ -82,7 +82,7 @@ FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
     "parameters outside": (Overlap, "_wait_for_outside", _nothing, "encoder outside"),
     "memory that cannot be told": (queued_steps, "cannot_be_told", lambda _: False, "transforms"),
     "a record that cannot tell": (Record, "note_any", _nothing, "recorded in a transform"),
-    "other optimizers": (overlapping, "wait_for_others", _nothing, "two over the same"),
+    "other optimizers": (optimizers, "wait_for_others", _nothing, "two over the same"),
 }
 
 

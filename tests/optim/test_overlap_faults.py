@@ -39,12 +39,12 @@ from stand_ins import raising, refusal
 from stray_signals import stray_signals
 from torch import nn
 
+from pagedopt.optim.launch import Update
 from pagedopt.optim.overlap import everyone
 from pagedopt.optim.overlap.calls import Calls
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Record, Recorder
 from pagedopt.optim.step.queued import QueuedStep
-from pagedopt.optim.step.update import Update
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),

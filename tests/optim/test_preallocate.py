@@ -12,7 +12,7 @@ import torch
 from optim_support import same
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.optim.step.update import Update
+from pagedopt.optim.launch import Update
 from pagedopt.placements import store as stores
 from tests.outside.nadam import NAdam
 

@@ -15,9 +15,9 @@ from support import threads
 import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import team
-from pagedopt.launch.route import Route
-from pagedopt.optim.state.scalar_state import ScalarState
-from pagedopt.optim.step import seen
+from pagedopt.optim import seen
+from pagedopt.optim.pages import Route
+from pagedopt.optim.scalars import ScalarState
 from pagedopt.system import compare_tensors
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable

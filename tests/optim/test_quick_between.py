@@ -13,21 +13,37 @@ from typing import Any
 import pytest
 import torch
 from calls import calls
-from edits import give, groups_of, parameters
-from edits_check import World
 from injector import interrupt_at
 from looks import compiled_alone
-from optim_support import ADAMW
-from quick_twins import bits, is_quick, nothing_is_queued, python_s, same, seen, simple, steps_seen, train, warm
+from optim_support import same
+from quick_steps import Warm, nothing_is_queued
+from support import threads
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.step import quick
+from pagedopt.optim import quick
 from pagedopt.system.look import build
+from tests.specs import CASES
+from tests.world import PYTHON, RESIDENT, World, Worlds, bits, give, numbers, one_group, parameters, record, steps
 
-__all__ = ["nothing_is_queued", "simple"]  # fixtures
+__all__ = ["nothing_is_queued"]  # fixtures
 pytestmark = compiled_alone
+
+
+@pytest.fixture
+def simple() -> tuple[Any, list[Parameter]]:
+    """An optimizer whose steps are quick, and its parameters."""
+    world = World(CASES["adamw"], RESIDENT, groups=one_group)
+    steps(world.optimizer, world.params, 4)
+    assert record(world.optimizer)
+    return world.optimizer, world.params
+
+
+def steps_seen(optimizer: Any, act: Callable[[], object]) -> float:
+    before = optimizer.state[optimizer.param_groups[0]["params"][0]]["step"].item()
+    act()
+    return optimizer.state[optimizer.param_groups[0]["params"][0]]["step"].item() - before
 
 
 def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
@@ -38,7 +54,7 @@ def test_it_is_few_calls(simple: tuple[Any, list[Parameter]]) -> None:
 
 def test_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) -> None:
     optimizer, _ = simple
-    record, found = optimizer._quick.step, []
+    known, found = record(optimizer), []
     handles = [
         optimizer.register_step_pre_hook(lambda *_: found.append("before")),
         optimizer.register_step_post_hook(lambda *_: found.append("behind")),
@@ -48,7 +64,7 @@ def test_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) -> None
     for handle in handles:
         handle.remove()
     assert steps_seen(optimizer, optimizer.step) == 1
-    assert (found, optimizer._quick.step) == (["before", "behind"], record), "a record that need not be made again"
+    assert (found, record(optimizer)) == (["before", "behind"], known), "a record that need not be made again"
 
 
 def test_global_hooks_run_around_each_step(simple: tuple[Any, list[Parameter]]) -> None:
@@ -83,13 +99,13 @@ def test_hooks_run_around_the_step_of_a_subclass_as_often_as_in_torch() -> None:
 
 def test_a_profiler_sees_each_step(simple: tuple[Any, list[Parameter]]) -> None:
     optimizer, _ = simple
-    record = optimizer._quick.step
+    known = record(optimizer)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         for _ in range(3):
             optimizer.step()
     counted = {e.key: e.count for e in profiler.key_averages()}
     assert counted["Optimizer.step#PagedAdamW.step"] == 3
-    assert optimizer._quick.step is record
+    assert record(optimizer) is known
 
 
 def test_none_in_place_of_a_closure_is_no_closure(simple: tuple[Any, list[Parameter]]) -> None:
@@ -120,8 +136,8 @@ def test_a_step_that_somebody_has_replaced_is_called_each_time(monkeypatch: pyte
     called: list[int] = []
     of_base = PagedOptimizer.step
     monkeypatch.setattr(PagedOptimizer, "step", lambda self, *a: (called.append(1), of_base(self, *a))[1])
-    optimizer = type("Own", (PagedOptimizer,), {"rule": warm})(params := parameters(), {"lr": 0.1, "total": 99.0})
-    train(optimizer, params, lambda *_: None, steps=6)
+    optimizer = type("Own", (PagedOptimizer,), {"rule": Warm.rule})(params := parameters(), {"lr": 0.1, "total": 99.0})
+    steps(optimizer, params, 6)
     assert len(called) == 6
 
 
@@ -148,67 +164,53 @@ def test_a_function_mode_that_takes_gradients_is_asked(simple: tuple[Any, list[P
 def test_other_threads_of_torch_or_of_python(simple: tuple[Any, list[Parameter]]) -> None:
     optimizer, _ = simple
     other = copy.deepcopy(optimizer)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
+    with threads(2):
         assert steps_seen(optimizer, optimizer.step) == 1
-    finally:
-        torch.set_num_threads(before)
     thread = threading.Thread(target=optimizer.step)
     assert steps_seen(optimizer, lambda: (thread.start(), thread.join())) == 1
-    assert not is_quick(other)
+    assert not record(other)
 
 
 def test_with_a_team_of_threads() -> None:
-    both, before = [], torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        for python in (False, True):
-            params = [Parameter(torch.ones(1 << 17)), Parameter(torch.ones(3))]
-            optimizer = PagedAdamW(params)
-            if python:
-                python_s(optimizer)
-            assert train(optimizer, params, lambda *_: None) >= 4 or python
-            both.append(World(optimizer, params))
-    finally:
-        torch.set_num_threads(before)
-    same(*both)
+    with threads(2):
+        two = lambda device: [numbers((1 << 17,), 1), numbers((3,), 2)]  # noqa: E731
+        worlds = Worlds(CASES["adamw"], RESIDENT, PYTHON, make=two, groups=one_group).step(9)
+    assert worlds.ours[0].quick >= 4
 
 
 def test_a_forked_process_begins_the_long_way(simple: tuple[Any, list[Parameter]]) -> None:
     """It does not have the threads of its parent's team."""
     optimizer, params = simple
     give(params, 4)
-    record = optimizer._quick.step
+    known = record(optimizer)
     if not (child := os.fork()):
         signal.alarm(20)  # it would wait for those threads forever
         try:
             optimizer.step()
         finally:
-            os._exit(0 if optimizer._quick.step is not record else 1)
+            os._exit(0 if record(optimizer) is not known else 1)
     assert os.waitpid(child, 0)[1] == 0
     optimizer.step()
-    assert optimizer._quick.step is record
+    assert record(optimizer) is known
 
 
-def test_what_a_look_cannot_do_goes_the_long_way() -> None:
-    def quick_after(make: Callable[[], tuple[Any, list[Any]]]) -> bool:
-        optimizer, params = make()
-        train(optimizer, params, lambda *_: None)
-        return is_quick(optimizer)
+class Mine(Parameter):
+    """A class of the user's."""
 
-    large = [Parameter(torch.ones(quick.MAX_ELEMENTS + 1))]
-    assert not quick_after(lambda: (PagedAdamW(large), large))
-    complexes = [Parameter(torch.ones(3, dtype=torch.complex64))]
-    assert not quick_after(lambda: (PagedAdamW(complexes), complexes))
-    strided = [Parameter(torch.ones(4, 6)[:, ::2])]
-    assert not quick_after(lambda: (PagedAdamW(strided), strided))
 
-    class Mine(Parameter):
-        pass
+LONG: dict[str, Callable[[], Parameter]] = {
+    "large": lambda: Parameter(torch.ones(quick.MAX_ELEMENTS + 1)),
+    "complex": lambda: Parameter(torch.ones(3, dtype=torch.complex64)),
+    "strided": lambda: Parameter(torch.ones(4, 6)[:, ::2]),
+    "of a class of the user's": lambda: Mine(torch.ones(3)),
+}
 
-    own = [Mine(torch.ones(3))]
-    assert not quick_after(lambda: (PagedAdamW(own), own))
+
+@pytest.mark.parametrize("make", LONG.values(), ids=LONG)
+def test_what_a_look_cannot_do_goes_the_long_way(make: Callable[[], Parameter]) -> None:
+    optimizer = PagedAdamW(params := [make()])
+    steps(optimizer, params, 9)
+    assert not record(optimizer)
 
 
 def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) -> None:
@@ -222,58 +224,62 @@ def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) ->
     optimizer.state.clear()
     params.clear()
     gc.collect()
-    assert is_quick(optimizer)
+    assert record(optimizer)
     assert [ref() for ref in (*storages, *states)] == [None] * len([*storages, *states])
     optimizer.step()
 
 
 def test_variable_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.VARIABLE, "python")
-    params = parameters()
-    optimizer = PagedAdamW(params)
-    assert train(optimizer, params, lambda *_: None) == 0
+    optimizer = PagedAdamW(params := parameters())
+    steps(optimizer, params, 9)
+    assert record(optimizer) is None
 
 
 @pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
-def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(news: int, clip: float | None) -> None:
+def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(
+    news: int, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The learning rate is a new one, as in some steps before."""
 
     def made() -> World:
-        params = parameters()
-        world = World(PagedAdamW(groups_of(params), **ADAMW, max_grad_norm=clip), params)
-        assert world.attempt(4, 0) is None
+        world = World(CASES["adamw"], RESIDENT, clip=clip)
+        steps(world.optimizer, world.params, 4)
         for step in range(news):
-            for group in world.optimizer.param_groups:
+            for group in world.groups:
                 group["lr"] = group["lr"] * 0.5 + 0.125
-            assert step == news - 1 or world.attempt(1, 20 + step) is None
-        give(params, 4)
+            if step < news - 1:
+                steps(world.optimizer, world.params, 1, 20 + step)
+        give(world.params, 4)
         return world
 
-    def finished(world: World, python: bool) -> list[Any]:
-        if python:
-            python_s(world.optimizer)
-        assert world.attempt(2, 5) is None
-        world.optimizer.param_groups[-1]["lr"] = 0.375
-        assert world.attempt(2, 7) is None
-        return seen(world)
+    def finished(world: World) -> list[torch.Tensor]:
+        steps(world.optimizer, world.params, 2, 5)
+        world.groups[-1]["lr"] = 0.375
+        steps(world.optimizer, world.params, 2, 7)
+        return [bits(t).clone() for t in (*world.params, *world.tensors().values())]
 
-    def equal(a: list[Any], b: list[Any]) -> bool:
-        return all(torch.equal(bits(x[0] if isinstance(x[0], torch.Tensor) else x[1]),
-                               bits(y[0] if isinstance(y[0], torch.Tensor) else y[1]))
-                   for x, y in zip(a, b, strict=True))  # fmt: skip
+    def finished_in_python(world: World) -> list[torch.Tensor]:
+        monkeypatch.setenv(build.VARIABLE, "python")
+        other = World(CASES["adamw"], RESIDENT, clip=clip)
+        monkeypatch.delenv(build.VARIABLE)
+        for p, q in zip(world.params, other.params, strict=True):
+            q.data.copy_(p)
+        other.optimizer.load_state_dict(world.optimizer.state_dict())
+        return finished(other)
 
     taken, left = made(), made()
     taken.optimizer.step()
-    of_taken, of_left = finished(taken, True), finished(left, True)
+    of_taken, of_left = finished_in_python(taken), finished_in_python(left)
     events = interrupt_at(10**6, signal.SIGINT, made().optimizer.step).events
     assert events > 40
     kinds = set()
     for at in range(1, events + 1):
         world = made()
-        count = world.optimizer.state[world.params[0]]["step"].item()
+        count = world.state[world.params[0]]["step"].item()
         out = interrupt_at(at, signal.SIGINT, world.optimizer.step)
         assert isinstance(out.error, KeyboardInterrupt)
-        stepped = world.optimizer.state[world.params[0]]["step"].item() > count
+        stepped = world.state[world.params[0]]["step"].item() > count
         kinds.add(stepped)
-        assert equal(finished(world, False), of_taken if stepped else of_left), out.shots
+        assert same(finished(world), of_taken if stepped else of_left), out.shots
     assert kinds == {False, True}

@@ -15,7 +15,7 @@ from pagedopt.commands.main import main
 from pagedopt.optim.options import DEFAULTS, Options
 from pagedopt.optim.registry import OPTIMIZERS, RULE_NAMES, Entry
 from pagedopt.rules import RULES, UPDATES
-from tests.optim.specs import SPECS, Spec, spec_of
+from tests.specs import SPECS, Spec, spec_of
 
 BY_NAME = [pytest.param(entry, id=entry.name) for entry in OPTIMIZERS]
 

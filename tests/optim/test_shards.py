@@ -17,8 +17,8 @@ from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_add
 from pagedopt.rules import RULES
 from pagedopt.tables.shards import local
-from tests.optim.specs import BY_STATE, Case
 from tests.outside.format import Int8Blocks
+from tests.specs import BY_STATE, Case
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """``torch.utils.swap_tensors``, and ``module.to()`` by it, after a step, as with torch's optimizers.
 
-``edits.py`` swaps parameters and state of every optimizer; here is what swaps by itself, and what ids stand for, as no
-tensor may be referred to.
+``tests/acts.py`` swaps parameters and state of every optimizer; here is what swaps by itself, and what ids stand for,
+as no tensor may be referred to.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from torch.nn import Parameter
 from torch.utils import swap_tensors
 
 from pagedopt import PagedAdamW, run_with_room
+from tests.acts import convert
 from tests.optim.overlapped_models import linears
 from tests.optim.test_shards import mesh, placed
+from tests.specs import CASES
+from tests.world import INT8, Worlds
 
 __all__ = ["mesh"]
-PLACEMENTS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"state_format": "int8"}]
 
 
 @pytest.fixture(autouse=True)
@@ -33,36 +35,18 @@ def swapping() -> Iterator[None]:
     torch.__future__.set_swap_module_params_on_conversion(False)
 
 
-def kinds(**options: Any) -> list[Callable[[Any], Any]]:
-    return [lambda params: torch.optim.AdamW(params, **ADAMW), lambda params: PagedAdamW(params, **ADAMW, **options)]
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("options", PLACEMENTS, ids=str)
-def test_a_module_is_converted_between_steps(options: dict[str, Any]) -> None:
-    """Gradients are swapped, too.  State stays as it is, and so the next step is torch's."""
-    nets = []
-    for kind in kinds(**options):
-        net = model()
-        opt = kind(net.parameters())
-        train(net, opt, 2)
-        ids = [(id(p), id(p.grad)) for p in net.parameters()]
-        net.to(torch.float64).to(torch.float32)
-        assert [(id(p), id(p.grad)) for p in net.parameters()] == ids
-        train(net, opt, 2, first=2)
-        nets.append(net)
-    for a, b in zip(*(net.parameters() for net in nets), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-2 if "state_format" in options else 1e-6)
+def test_a_module_is_converted_between_steps_and_its_state_is_in_8_bits() -> None:
+    assert not Worlds(CASES["adamw"], *INT8).step(2).do(convert).step(2).over
 
 
 def test_parameters_that_are_dtensors_are_converted(mesh: Any) -> None:
     """Of a wrapper ``module.to()`` swaps the tensors whatever is set."""
     torch.__future__.set_swap_module_params_on_conversion(False)
     ends = []
-    for kind in kinds():
+    for kind in (torch.optim.AdamW, PagedAdamW):
         net = torch.nn.Linear(3, 4, bias=False)
         net.weight = Parameter(placed(mesh, torch.linspace(-1, 1, 12).view(4, 3)))
-        opt = kind(net.parameters())
+        opt: Any = kind(net.parameters(), **ADAMW)
         for number in range(4):
             net.weight.grad = placed(mesh, torch.full((4, 3), 0.5 + number))
             opt.step()
@@ -99,7 +83,7 @@ def test_run_with_room_lets_its_function_convert() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("options", PLACEMENTS[:2], ids=str)
+@pytest.mark.parametrize("options", [{}, {"device_budget": 0}], ids=str)
 def test_what_was_swapped_out_is_freed_at_once(options: dict[str, Any]) -> None:
     net = model()
     opt = PagedAdamW(net.parameters(), **ADAMW, **options)

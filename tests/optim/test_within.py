@@ -22,9 +22,9 @@ from within import SHAPES, Held, adamw, arrive, bits, both, gradient, held, same
 from pagedopt.optim.overlap import cycle
 from pagedopt.placements.file import FileArena
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
-from tests.optim.specs import BF16, CASES, F32, F64, Case
 from tests.outside.nadam import NAdam
 from tests.outside.rule import Tempered
+from tests.specs import BF16, CASES, F32, F64, Case
 
 pytestmark = [
     pytest.mark.timeout(60),

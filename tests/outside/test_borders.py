@@ -45,12 +45,12 @@ def test_nothing_private_is_used(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("import pagedopt.optim.base", ["pagedopt.optim.base"]),
+        ("import pagedopt.optim.optimizer", ["pagedopt.optim.optimizer"]),
         ("from pagedopt.placements.file import FileArena", ["pagedopt.placements.file"]),
         ("from pagedopt.placements import choose", ["pagedopt.placements.choose"]),
         ("from pagedopt import common, rule", ["pagedopt.common"]),
         ("optimizer._launches.buckets", ["_launches"]),
-        ("import pagedopt\npagedopt.optim.base", ["pagedopt.optim"]),
+        ("import pagedopt\npagedopt.optim.optimizer", ["pagedopt.optim"]),
         ("import pagedopt.rules\npagedopt.rules.sqrt; pagedopt.rule; x.__init__", []),
     ],
 )

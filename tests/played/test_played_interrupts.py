@@ -22,8 +22,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from pagedopt.common.patience import Patience
-from pagedopt.launch.staged_graph import StagedGraph
 from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.page_graphs import StagedGraph
 from pagedopt.optim.step.queued import QueuedStep
 
 pytestmark = [

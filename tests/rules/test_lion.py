@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from edits import groups_of, numbers, parameters, steps
 from reference_lion import Lion
 from support import BF16, F16, F32, F64
 
 from pagedopt import PagedLion
-from tests.optim.specs import LION
+from tests.specs import LION
+from tests.world import groups_of, numbers, parameters, steps
 
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},

@@ -15,7 +15,7 @@ from support import BETAS, F64, scalars_for
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import RULES, Rule, rule
-from tests.optim.specs import CASES, Case
+from tests.specs import CASES, Case
 
 EXACT = {"rtol": 1e-12, "atol": 1e-15}
 

@@ -6,12 +6,16 @@ import ctypes
 import errno
 import gc
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from file_support import open_files
 from stand_ins import raising
 
+from pagedopt.system.files import libc
 from pagedopt.system.files.disk_file import FILES
 from pagedopt.system.files.state_file import StateFile
 
@@ -106,3 +110,41 @@ def test_a_child_gives_back_nothing_of_its_parents(folder: Path) -> None:
     for file in files:
         file.drop([(0, SIZE)])
     assert all(set(bytes(file.memory)) == {5} for file in files)
+
+
+def test_an_interrupt_while_a_state_file_is_given_back_comes_behind_that(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, unmap = StateFile(folder, SIZE), libc.unmap
+    write(file, 6)
+
+    def interrupted(address: int, nbytes: int) -> None:
+        unmap(address, nbytes)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(libc, "unmap", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file.close()
+    assert blocks(folder) == 0
+
+
+LATE = """
+import atexit, ctypes, os, sys
+from pathlib import Path
+
+def last():
+    file.reserve([(0, 4096)])
+    ctypes.memset(file.address, 1, 4096)
+    file.drop([(0, 4096)])
+    with open(sys.argv[1] + "/users", "w+b") as users:
+        assert users.fileno() != file._file
+
+atexit.register(last)  # runs behind what pagedopt registers
+from pagedopt.system.files.state_file import StateFile
+file = StateFile(Path(sys.argv[1]), 4096)
+"""
+
+
+def test_a_function_that_runs_at_exit_finds_the_file_open(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE, str(folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

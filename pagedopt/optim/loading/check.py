@@ -20,9 +20,9 @@ from ...rules import UPDATES
 from ...tables.columns import dense_like, has_memory, same_layout
 from ...tables.misfit import Misfit, misfit
 from ...tables.shards import is_sharded, like_shard, local, placement_of
-from ..state.rule_optimizer import Group, RuleOptimizer, occurrences
-from ..state.scalar_state import NumberSpec, beside_param, new_numbers, number_names
-from ..state.state_columns import StateColumn, blocks_along, by_state, state_columns, walked_like
+from ..columns import StateColumn, blocks_along, by_state, state_columns, walked_like
+from ..rule_optimizer import Group, RuleOptimizer, number_names, occurrences
+from ..scalars import NumberSpec, beside_param, new_numbers
 
 StateDict = dict[str, Any]
 State = Mapping[Any, Mapping[str, Any]]

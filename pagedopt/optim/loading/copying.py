@@ -13,9 +13,8 @@ from ...placements import choose
 from ...placements.store import Store
 from ...placements.wanted import Wanted
 from ...system.interrupts import Uninterrupted
-from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..state.state_columns import state_columns, walked_like
-from ..step.members import state_tensors
+from ..columns import state_columns, walked_like
+from ..rule_optimizer import RuleOptimizer, occurrences, state_tensors
 from .extras import relink
 from .load import copy_values, in_order
 

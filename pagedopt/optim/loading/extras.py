@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...tables.columns import has_memory
-from ..state.scalar_state import beside_param
+from ..scalars import beside_param
 from .check import Loaded, State
 
 IsWritten = Callable[[torch.Tensor], bool]

@@ -21,11 +21,11 @@ from ...placements.wanted import Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.columns import widest_first
 from ...tables.shards import local
-from ..state.damage import whole
-from ..state.encoding import decode, encode
-from ..state.group_options import check_group_options, keep_own
-from ..state.rule_optimizer import RuleOptimizer
-from ..step.members import check_choices, state_tensors
+from ..columns import decode, encode
+from ..gather import check_choices
+from ..options import check_group_options, keep_own
+from ..room import tell_made
+from ..rule_optimizer import RuleOptimizer, state_tensors, whole
 from .check import Loaded, State, StateDict, check_form, check_groups, check_state, members, number_of, reusable
 from .extras import with_extras
 from .foreign import translate
@@ -101,9 +101,6 @@ def load(
             hook.remove()
     store.forget(state_tensors(optimizer))
     if made:
-        # Imported only when state is made, because it loads the planning modules.
-        from ..step.budget_advice import tell_made
-
         tell_made(optimizer, by="load_state_dict()")
 
 

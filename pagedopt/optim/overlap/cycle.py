@@ -22,10 +22,9 @@ from ...placements.movers import Ring
 from ...placements.own_mover import KnownCalls, OwnMover
 from ...tables.columns import has_memory
 from ...tables.layout import HostTable
-from ..step.bucket import Bucket
-from ..step.launches import Coming, PreparedStep, put_state
+from ..launch import Bucket, Update
+from ..plan import Coming, PreparedStep, put_state
 from ..step.pending import REPLACED
-from ..step.update import Update
 from .side_stream import SideStream
 
 

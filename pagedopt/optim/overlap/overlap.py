@@ -16,8 +16,8 @@ import torch
 from ...system import internals
 from ...system.cuda.driver import Event
 from ...system.warn import outside
-from ..state.rule_optimizer import RuleOptimizer
-from ..step.launches import Launches, PreparedStep
+from ..plan import Launches, PreparedStep
+from ..rule_optimizer import RuleOptimizer
 from ..step.pending import LastLaunches, addresses_in
 from ..step.queued import QueuedStep, why_not
 from . import everyone, hooks

@@ -12,10 +12,9 @@ from ...common.patience import Patience
 from ...system import internals
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import is_sharded
-from ..state.damage import check_whole, whole
-from ..state.rule_optimizer import RuleOptimizer, occurrences
-from ..step.factor import SCALING
-from ..step.launches import NO_SHARDS, Coming, Launches, PreparedStep, prepare_again, prepare_anew
+from ..clip import SCALING
+from ..plan import NO_SHARDS, Coming, Launches, PreparedStep, prepare_again, prepare_anew
+from ..rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
 from .cycle import Cycle, CyclePlan
 from .models import holds_any, refusal
 from .side_stream import SideStream

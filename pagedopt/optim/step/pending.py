@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...system.compare_tensors import identities
-from .update import Update
+from ..launch import Update
 
 #: For each update, the indices of the parameters of each of its launches.
 Rows = Sequence[Sequence[Sequence[int]]]

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 
 from ...launch.device_step import DeviceStep
-from ...launch.staged_graph import StagedGraph
 from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
 from ...system.interrupts import Uninterrupted
-from ..state.damage import whole
-from ..state.rule_optimizer import RuleOptimizer
-from .launches import PreparedStep
+from ..launch import Update
+from ..page_graphs import StagedGraph
+from ..plan import PreparedStep
+from ..rule_optimizer import RuleOptimizer, whole
 from .pending import REPLACED, LastLaunches, Pending, addresses_of, cannot_be_told, memory_of, version_of
-from .update import Update
 
 
 def why_not(step: PreparedStep) -> str:

@@ -27,6 +27,7 @@ class DiskFile:
     def __init__(self, folder: Path) -> None:
         self.number = _open_nameless(folder)
         self.close = weakref.finalize(self, os.close, self.number)
+        self.close.atexit = False  # functions that run at exit may still use it
         self._owner = os.getpid()
         self._end = 0
         self._taken: dict[int, int] = {}  # bytes by begin

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..interrupts import Uninterrupted
 from ..state_lost import lost_in_move
 from . import disk_file, libc
 from .disk_file import DiskFile
@@ -325,5 +326,6 @@ def _do_not_copy(file: int) -> None:
 
 
 def _give_back(mapping: dict[int, tuple[int, int]], file: DiskFile, begin: int) -> None:
-    unmap_all(mapping)
-    file.give_back(begin)
+    with Uninterrupted():
+        unmap_all(mapping)
+        file.give_back(begin)

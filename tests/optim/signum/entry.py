@@ -1,4 +1,4 @@
-"""Its entry in ``tests/optim/specs.py``: what stands below the imports."""
+"""Its entry in ``tests/specs.py``: what stands below the imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import reference_lion
 import torch
 
-from tests.optim.specs import ENTRIES, F32, Bad, Case, Spec
+from tests.specs import ENTRIES, F32, Bad, Case, Spec
 
 
 class Signum(torch.optim.Optimizer):

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from ..rules.signum import signum
-from .base import PagedOptimizer
+from .optimizer import PagedOptimizer
 from .options import Options, check_hyperparameters, documented
 
 

@@ -1,0 +1,250 @@
+"""A step captured into a CUDA graph: what the graph owns, what has changed since, and how its list is rewritten."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import torch
+
+from ..placements.arena import Arena
+from ..system import internals
+from ..system.cuda import graphs
+from ..system.interrupts import Uninterrupted
+from ..tables.columns import Tensors, same_layout
+from ..tables.shards import is_sharded
+from .clip import StepFactor, factor_of
+from .gather import Member, Members, members
+from .launch import Bucket, Update
+from .numbers import DeviceNumbers
+from .plan import Plan, put_state
+from .rule_optimizer import RuleOptimizer, number_names, occurrences
+from .seen import Seen
+
+#: Transports whose tables are kernel arguments.
+BY_VALUE = ("struct", "hybrid")
+
+
+class CapturedStep:
+    """The launches of a captured step.  The graph keeps it alive, and with it all memory that its replays touch.
+
+    Args:
+        launches: each bucket with its members and its update.
+        seen: those that it was captured for.
+        slots: what its pages pass through.
+        factor: by what it multiplies gradients; None: it takes them as they are.
+    """
+
+    __slots__ = (
+        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_read", "_seen",
+        "_slots", "_transport",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        optimizer: RuleOptimizer,
+        launches: Sequence[tuple[Bucket, list[Member], Update]],
+        seen: Seen,
+        slots: object = None,
+        factor: StepFactor | None = None,
+    ) -> None:
+        self._seen, self._slots, self._factor = seen, slots, factor
+        self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
+        self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
+        self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
+        self._groups = _groups(optimizer)
+        self._known = {id(m.param) for _, of in self._launches for m in of}
+        #: Parameters and gradients that the captured lists name.
+        self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
+        self._transport = optimizer.transport
+
+    def void(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return the changes that no refresh can follow, in words: replaced state, moved parameters, other groups."""
+        if (self._factor is None) is optimizer.multiplies_gradients:
+            return ["gradients are clipped or scaled now, and were not, or the other way around"]
+        found, as_captured = [], self._seen.compare(optimizer) is not None
+        if not as_captured and (_groups(optimizer) != self._groups or not self._seen.same_rules(optimizer)):
+            return ["groups, their parameters, their rules or formats are others"]
+        for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
+            for m in () if as_captured else of:
+                entry = optimizer.state.get(m.param, {})
+                replaced = [name for name, value in m.entry.items() if entry.get(name) is not value]
+                found += [f"state {name!r} of parameter {m.index} was replaced" for name in replaced]
+            state = () if as_captured else zip(_state(of), addresses, strict=True)
+            found += [
+                f"state {name!r} of parameter {m.index} has moved" for (m, name, t), at in state if t.data_ptr() != at
+            ]
+            moved = bucket.sweep.table.moved([[m.param for m in of]])
+            found += [f"parameter {of[i].index} has moved" for _, i in moved]
+        for index, (_, _, p) in enumerate(occurrences(optimizer)):
+            if id(p) not in self._known and p.grad is not None:
+                found.append(f"parameter {index} has a gradient, and had no state")
+        return found
+
+    def changes(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return all changes since the captured step was told of any, in words."""
+        found = self.void(optimizer)
+        for (bucket, of), numbers in () if found else zip(self._launches, self._numbers, strict=True):
+            moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])
+            found += [f"the gradient of parameter {of[i].index} has moved" for _, i in moved]
+            found += [f"{each} has changed" for each in numbers.differences(optimizer)]
+            if not numbers.is_told:
+                found.append("a refresh was broken off")
+        return found + ([] if found or self._factor is None else self._factor.differences(optimizer))
+
+    def refresh(self, optimizer: RuleOptimizer) -> None:
+        """Queue a copy of today's gradients and numbers into the captured list, on the current stream.
+
+        Raises:
+            RuntimeError: the capture is void; tables are passed by value.
+            ValueError, TypeError: a gradient does not fit its parameter.
+        """
+        if self._transport in BY_VALUE:
+            raise RuntimeError(
+                f"transport={self._transport!r} passes its table by value, and a captured step keeps the list that it "
+                "was captured with; use 'managed', 'mapped' or 'memcpy' where gradients move"
+            )
+        if void := self.void(optimizer):
+            raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
+        for bucket, of in self._launches:
+            _check_gradients(bucket, of)
+        now = [bucket.tensors_of(of) for bucket, of in self._launches]
+        before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
+        for (bucket, _), numbers, tensors in zip(self._launches, self._numbers, now, strict=True):
+            bucket.follow(tensors)
+            numbers.tell(optimizer, None)
+        for (bucket, _), numbers in zip(self._launches, self._numbers, strict=True):
+            index = bucket.sweep.device.index
+            with torch.cuda.device(index):
+                numbers.publish(internals.current_stream(index))
+        if self._factor is not None:
+            self._factor.tell(optimizer)
+        _leave_to_stream(before, now)
+        self._read = tuple(now)
+
+
+def _state(of: Iterable[Member]) -> list[tuple[Member, str, torch.Tensor]]:
+    """Return the state that kernels write."""
+    return [(m, name, value) for m in of for name, value in m.entry.items()]
+
+
+def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
+    return [[*map(id, group["params"])] for group in optimizer.param_groups]
+
+
+def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
+    """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
+    captured = bucket.sweep.table.dtypes[1]
+    for m in of:
+        if (grad := m.param.grad) is None:
+            continue
+        what = f"the gradient of parameter {m.index}"
+        if grad.dtype is not captured:
+            raise TypeError(f"{what} is {grad.dtype}, the captured one reads {captured}: capture again")
+        if grad.shape != m.param.shape or not same_layout(grad.shape, m.param.stride(), grad.stride()):
+            raise ValueError(
+                f"{what} has shape {tuple(grad.shape)} and strides {grad.stride()}; a captured step reads one that is "
+                f"laid out as its parameter, {tuple(m.param.shape)} with strides {m.param.stride()}"
+            )
+
+
+def _leave_to_stream(before: Sequence[Tensors], now: Sequence[Tensors]) -> None:
+    """Let go of old gradients: their memory is not used again before the work queued on this stream has run."""
+    in_use = {id(t) for tensors in now for t in tensors}
+    stream_of = functools.cache(torch.cuda.current_stream)
+    for tensors in before:
+        for t in tensors:
+            if t is not None and id(t) not in in_use and t.is_cuda:
+                t.record_stream(stream_of(t.get_device()))
+
+
+def capture(optimizer: RuleOptimizer) -> CapturedStep:
+    """Capture a step of ``optimizer`` into the graph that the current stream is being captured into.
+
+    Raises:
+        RuntimeError: state or tables would have to be made now, or move pages in each step; numbers lie on the host;
+            a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
+    """
+    found = _members(optimizer)
+    with optimizer.store.slots_apart() as slots:
+        factor = factor_of(optimizer, owned=True)
+        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer), factor=factor)
+        for bucket, _ in plan.launches:
+            _check_bucket(bucket, plan.ready.arenas)
+        launches = plan.prepare()
+        captured = CapturedStep(optimizer, launches, plan.seen, slots, factor)
+        computed = None if factor is None else factor.prepare(optimizer)
+        with Uninterrupted(gives_way=True):
+            graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
+            if computed is not None:
+                computed.launch(optimizer, (), ())
+            for _, _, update in launches:
+                update.launch(plan.ready.arenas)
+            put_state(optimizer, plan.fresh)
+    return captured
+
+
+def _members(optimizer: RuleOptimizer) -> Members:
+    """Return the parameters that can be updated, if a graph can do it."""
+    name = type(optimizer).__name__
+    if optimizer.store.limits.budget.auto:
+        raise RuntimeError(
+            f"{name}.step() cannot be captured with device_budget='auto', which moves pages between steps; give a "
+            "budget in bytes or as a share"
+        )
+    if any(is_sharded(p) for _, _, p in occurrences(optimizer)):
+        raise RuntimeError(f"{name}.step() cannot be captured: a parameter is a DTensor")
+    found = members(optimizer)
+    for member in found.found:
+        if member.param.device != torch.device("cuda", torch.cuda.current_device()):
+            raise RuntimeError(
+                f"{name}.step() cannot be captured: parameter {member.index} is on {member.param.device}, the "
+                f"stream on cuda:{torch.cuda.current_device()}"
+            )
+        _check_made(optimizer, member)
+    return found
+
+
+def _check_made(optimizer: RuleOptimizer, member: Member) -> None:
+    made = optimizer.preallocated.get(member.param, {})
+    late = [name for name in (*member.missing, *member.moved) if name not in made]
+    if late or not optimizer.warm:
+        what = f"state {late[0]!r} of parameter {member.index}" if late else "its kernel"
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step() is being captured into a CUDA graph, and {what} is not made yet: step "
+            "once before the capture, or give preallocate=True"
+        )
+
+
+def _on_device(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> bool:
+    """Return True, or raise RuntimeError if a member's numbers are where no graph can count them."""
+    names = number_names(optimizer, member.rule)
+    if not DeviceNumbers.takes(member, names, shared):
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.step() cannot be captured: {' and '.join(names)} of parameter {member.index} "
+            "must each be a tensor of its own, float32 or float64, on the parameter's device; give capturable=True"
+        )
+    return True
+
+
+def _check_bucket(bucket: Bucket, arenas: Sequence[Arena]) -> None:
+    if bucket.route is not None and not bucket.route.can_be_nodes(arenas):
+        raise RuntimeError(
+            "a step cannot be captured if a placement of your own moves its pages; use host_access='in_place', or a "
+            "budget that keeps all state on the device"
+        )
+    if not bucket.lists.as_they_are:
+        raise RuntimeError(
+            "a step cannot be captured if parameters, gradients or state are complex, have gaps or differ in strides: "
+            "each replay would need copies"
+        )
+
+
+def alive(references: Sequence[object]) -> Iterator[CapturedStep]:
+    """Yield the captured steps whose graphs are still there."""
+    graphs.drop_released()
+    for reference in references:
+        found = reference()  # type: ignore[operator]
+        if found is not None:
+            yield found

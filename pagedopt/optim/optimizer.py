@@ -1,0 +1,891 @@
+"""PagedOptimizer, the base class of all optimizers: what users call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+
+import torch
+
+from ..common.kind_of import kind_of
+from ..common.units import parse_bytes, text_of_bytes
+from ..paging.budget import Budget, Given
+from ..placements import choose
+from ..placements.memory_report import MemoryReport
+from ..placements.store import Store
+from ..system.cuda import virtual
+from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
+from ..system.interrupts import Uninterrupted
+from ..system.log import log
+from ..system.state_lost import StateLost
+from ..system.warn import outside
+from . import masters
+from .capture import CapturedStep, alive, capture
+from .class_checks import (
+    check_defaults,
+    check_group,
+    check_group_keys,
+    check_initial,
+    check_rules,
+    check_scalars,
+    keys_read,
+    warn_of_many,
+    warn_of_unread,
+)
+from .clip import SCALING, note_scaling
+from .columns import decoded
+from .gather import refuse
+from .loading.check import check_is_dict, has_old_codes
+from .loading.copying import bring_home, duplicate, into_pages
+from .loading.load import load
+from .locks import OptimizerLock
+from .options import Options, complete, documented, drop_formats, rename_rounding
+from .overlap import everyone
+from .overlap.everyone import wait_for_others
+from .overlap.hooks import known
+from .overlap.overlap import Overlap, OverlapReport
+from .overlap.watch import Watch
+from .overlap.within import UNCLIPPABLE, Within
+from .plan import NO_SHARDS, Launches, PreparedStep, grads_of_shards, preallocate, prepare_again, prepare_anew
+from .quick import QuickSteps, quick_first
+from .room import advise, is_out_of_memory, tell
+from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
+
+#: Changes a new state dict of an optimizer in place, or returns another.
+Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]
+_MESSAGE = (
+    "This instance was constructed with capturable=True or some of all the param_groups came with capturable=True, but "
+    "step() is running without CUDA graph capture. If you never intend to graph-capture this instance, capturable=True "
+    "can impair performance, and you should set capturable=False."
+)
+_ADVICE = "Call refresh() before the next replay, or capture again"
+
+
+#: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
+MIDWAY = {"_step", "wait", "memory_report", "overlap_report"}
+Own = TypeVar("Own", bound="PagedOptimizer")
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+
+
+def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concatenate[Own, Args], Result]:
+    """Decorate a method to hold its object's lock while it runs, and to wait for a queued step before.
+
+    It raises RuntimeError in the middle of a step within a backward, unless it is one of :data:`MIDWAY`.
+    """
+    name = method.__name__
+    midway = name in MIDWAY
+
+    @functools.wraps(method)
+    def waits(self: Own, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
+        with self._lock():
+            if self._overlap is not None:
+                self._overlap.wait()
+            if self._within is not None and not midway:
+                self._within.refuse(name.strip("_"))
+            return method(self, *args, **kwargs)
+
+    return waits
+
+
+#: Options that are attributes, which users may set.
+_SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
+#: Options that are attributes, for good.
+_FIXED = ("param_format", "param_rounding")
+
+
+@documented
+class PagedOptimizer(RuleOptimizer):
+    """A ``torch.optim.Optimizer`` made from a rule.
+
+    A subclass sets ``rule``.  The rule's hyperparameters are taken from the parameter group by name::
+
+        class SignDescent(PagedOptimizer):
+            rule = sign_descent                      # a function decorated with pagedopt.rule
+            def __init__(self, params, lr=1e-3, **options):
+                super().__init__(params, {"lr": lr}, **options)
+
+    The rule's inputs are parameter, gradient and state, in this order.  State begins at zero (or as ``initial`` says),
+    in the first step in which the parameter has a gradient.  A hyperparameter ``step`` is the parameter's step count,
+    from 1 on; ``beta1``, ``beta2`` are the items of a group's tuple ``betas``.  A hyperparameter that the rule also
+    returns is a number of the parameter's own: a CPU tensor of no dimensions in its state, like ``step``.
+
+    A default that neither a rule nor ``initial`` reads is refused, unless it is one of torch's flags (``foreach``,
+    ``fused``, ``capturable``, ``differentiable``) or an option.  A class keeps more, as for a scheduler or for its own
+    ``rule_of``, if it names them: ``extra_defaults = ("momentum",)``.  A class that overrides ``rule_of`` and has no
+    ``rules`` is not checked.
+
+    Args:
+        params: parameters or groups, as for any torch optimizer.  Of a ``DTensor`` (FSDP2, tensor parallel) each
+            process updates its shard; state is a DTensor, placed as its parameter.
+        defaults: hyperparameters of groups that do not set their own.
+        options: see below.
+
+    Raises:
+        ValueError: an option has a bad value; a parameter is neither on a CPU nor on an NVIDIA GPU, or the placement
+            does not serve its device; ``initial`` names state that no rule has.
+        TypeError: there is no such option, or its value has the wrong type; the class has no rule, a hyperparameter
+            of its only rule is missing, or nothing reads a default.
+        RuleError: a rule assigns state and does not return it, does not change its first input, or changes its second.
+    """
+
+    _lock: OptimizerLock
+    _quick: QuickSteps
+    _overlap: Overlap | None = None
+    _within: Within | None = None
+    _captures: list[weakref.ref[CapturedStep]]
+    _warned_capturable_if_run_uncaptured = False
+
+    @opaque  # torch.compile would lose attributes that are set in a traced frame with a graph break
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
+        self._configure(options)
+        super().__init__(params, defaults)
+        if self.known_rules():
+            check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = opaque(cls.__init__)  # type: ignore[method-assign]
+
+    def _configure(self, options: Options, restored: bool = False) -> None:
+        """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
+        name, rules = type(self).__name__, self.known_rules()
+        check_rules(name, rules)
+        self._states = frozenset(name for rule in rules for name in rule.inputs[2:])
+        self.numbers = frozenset({"step", *(name for rule in rules for name in rule.carried)})
+        if rules:
+            check_initial(name, self.initial, self._states | self.numbers - (set() if self.has_step else {"step"}))
+        rename_rounding(options, warn=not restored)
+        chosen = self._made_with = complete(options, type(self), self._states if rules else None)
+        budget = Budget.parse(chosen["device_budget"])
+        if not restored:
+            budget.check_unit()
+        self.store = Store(chosen["placement"], budget, chosen["host_access"])
+        self._lock, self._quick, self._captures, self._launches = OptimizerLock(), QuickSteps(), [], None
+        self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
+        vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
+        self.max_grad_norm = chosen["max_grad_norm"]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient, on the current stream, without waiting for the device.
+
+        A step uses ``state`` and ``param_groups`` as they are now, whoever edited them.  It follows tensors that were
+        cast, moved, resized or given other strides wherever torch's loop over parameters does.  Once its first launch
+        has begun, a step is finished and counted before a signal handler runs.  A second Ctrl-C ends it in the middle.
+        One edit goes unseen where a step looks in Python: a state tensor whose ``.data`` becomes a view of itself in
+        another layout.
+
+        A step that repeats the last one is one compiled call, unless the environment has ``PAGEDOPT_LOOK=python``.
+        In a function that ``torch.compile`` traces it is a graph break; with ``fullgraph=True`` torch raises there.
+
+        Args:
+            closure: computes the loss again and returns it.
+
+        Raises:
+            AssertionError, TypeError: ``grad_scale`` or ``found_inf`` is set, and a group is not ``fused`` (as torch),
+                or it is no tensor of one number.
+            RuntimeError: a gradient is sparse; state has another dtype, shape or device than its parameter asks for; a
+                parameter has integers (NotImplementedError); a parameter or its state has lost its memory, or is a
+                DTensor whose gradient or state is none; the stream is being captured into a CUDA graph and the step
+                cannot be (state is not made yet, a group is not capturable, pages pass through slots); the process
+                was forked from the one that made state in a file; state is damaged.
+            KeyError: state has some of a parameter's tensors and lacks another.
+            ValueError, TypeError: a gradient has another shape or device than its parameter or has lost its memory, or
+                a parameter is one that :meth:`add_param_group` refuses.
+            MemoryError, torch.OutOfMemoryError: there is no room for new state.
+            OSError, MemoryError: state in a file could not be read, or could not be written back (MemoryError: no room
+                on the disk, in a quota or in memory).  State is damaged; after all other errors nothing is updated.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if dynamo_is_at_work():
+            self._step_outside_of_graphs()
+        else:
+            self._step()
+        return loss
+
+    @locked
+    def _step(self) -> None:
+        if self._within is not None and self._within.finish():
+            return
+        if self._overlap is not None:
+            self._overlap.tell_misuse(" The step that was asked for now was not taken.")
+        if self.damaged:
+            self._check_whole()
+        if self._captured():
+            return
+        before = self._launches
+        masters.look_for_writes(self)
+        done = self._launches = self._take(self._prepare())
+        masters.note_versions(self, done=self._overlap is None and self._within is None)
+        self.warm = True
+        self._quick.after(self, before, done)
+
+    def _patch_step_function(self) -> None:
+        """Put torch's hooks around the class's step, as torch does, and the compiled call in front of them."""
+        keep_capturable(PagedOptimizer)
+        before = type(self).step
+        super()._patch_step_function()
+        if before is _step and type(self).step is not before:  # not if somebody has replaced it
+            type(self).step = quick_first(type(self).step)  # type: ignore[method-assign]
+
+    def _take_quick_step(self) -> bool:
+        """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
+        with self._lock():
+            others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
+            scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
+            if others or scaled_first:
+                return False
+            masters.look_for_writes(self)
+            if taken := self._quick.take(self):
+                masters.note_versions(self)
+            return taken
+
+    _step_outside_of_graphs = breaks_graph(
+        _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"
+    )
+
+    def _prepare(self) -> PreparedStep:
+        """Prepare a step from state and groups as they are now: all checks and allocations, but no launch."""
+        store, changed = self.store, None
+        if store.limits.budget.auto:
+            with self._moving("device_budget 'auto'"):
+                store.remeasure_auto()
+        if not vars(self).keys().isdisjoint(SCALING):
+            note_scaling(self)
+        ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
+        if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
+            known = None  # multiplies_gradients, written out, was another when the last step began
+        if known is not None and known.residents == ready.residents:
+            found = known.seen.compare(self)
+        if known is None or found is None or known.sharded:
+            shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
+        if known is not None and found is not None:
+            try:
+                return prepare_again(self, known, found, ready, shards)
+            except (ValueError, TypeError) as error:  # a tensor has changed; preparing anew may accept it
+                changed = error.with_traceback(None)
+        self._launches = None
+        try:
+            return prepare_anew(self, shards)
+        except Exception as error:
+            if changed is not None and str(changed) != str(error):
+                error.add_note(f"since the last step: {changed}")
+            raise
+
+    @locked
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a group, as torch does; a group that is refused is not added.
+
+        It may have any keys.  There is a warning, once for each class and key, of one that looks like a mistake.
+
+        Raises:
+            TypeError: a parameter is a DTensor of pending sums (``Partial``); a hyperparameter of the class's only rule
+                is missing or not a number.
+            ValueError: as torch's; ``state_format`` cannot store state of a complex parameter or of a DTensor, or is
+                float16 for squares; the group has another value of an option that holds for all parameters; a
+                parameter is neither on a CPU nor on an NVIDIA GPU, or the placement does not serve its device.
+        """
+        name, read = type(self).__name__, keys_read(self)
+        if isinstance(param_group, dict):
+            rename_rounding(param_group)
+            check_group_keys(name, param_group, read, self._made_with)
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            refuse(self, group, self._states)
+            for device in {p.device for p in group["params"]}:
+                self.store.check_device(device)
+            check_group(name, self.initial, group)
+            if not self.chooses():
+                check_scalars(name, self.rule, group, self.defaults)
+            warn_of_unread(name, group, {*read, *self.defaults})
+            if self.preallocate:
+                preallocate(self, len(self.param_groups) - 1)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        warn_of_many(self)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        if (store := vars(self).get("store")) is None:  # called from the constructor
+            return text
+        report = store.planned(state_tensors(self))
+        places = ", ".join(f"{text_of_bytes(nbytes)} on {place}" for place, nbytes in report.by_place.items())
+        how = f"placement {report.means}, device_budget {store.budget.shown}"
+        return f"{text[:-1]}state: {places or 'none yet'}; {how}\n)"
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """A ``with`` block that adds a note to out-of-memory errors (of a device or the host) and raises them again.
+
+        The note says what state holds, and what a smaller budget frees and costs.
+
+        Example:
+            >>> with optimizer.guard():
+            ...     loss = model(batch)
+            ...     loss.backward()
+        """
+        try:
+            yield
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):
+                advise(error, self)
+            raise
+
+    @contextlib.contextmanager
+    def _moving(self, why: str) -> Iterator[None]:
+        """A ``with`` block in which pages may move.  Moves are logged, with the reason ``why``."""
+        self._refuse_moves(why)
+        before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
+        places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
+        try:
+            yield
+        except StateLost as error:
+            self.damaged = str(error)
+            raise
+        finally:
+            if before != [(arena, arena.resident) for arena in self.store.arenas]:
+                self._launches = None
+                tell(self, why, places, time.perf_counter() - begin)
+
+    # --- state dicts and copies
+
+    @locked
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state dict, or what a hook returns.  Tensors are the optimizer's, each with its own storage.
+
+        State in int8 is codes, whose strides say where their blocks lie: store them with their strides, as torch.save
+        does.  Any ``state_format`` loads them; torch's optimizers raise ``KeyError: 'exp_avg'`` in their step and need
+        :meth:`decoded_state_dict`.
+
+        Raises:
+            RuntimeError: state is damaged, or an update was lost (see :meth:`wait`); a backward has begun a step that
+                :meth:`step` has not ended (see :meth:`attach`; so do loads, copies, moves and new groups).
+        """
+        self._tell_misuse()
+        self._check_whole()
+        with self._changing(drop_formats):
+            return super().state_dict()
+
+    @locked
+    def decoded_state_dict(self) -> dict[str, Any]:
+        """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
+
+        State in a floating-point format is not copied.  Decoded state is new: float32 (or what its format computes in),
+        on the host.  Hooks on :meth:`state_dict` see it.  Raises RuntimeError if state is damaged.
+
+        Example:
+            >>> theirs = torch.optim.AdamW(model.parameters())
+            >>> theirs.load_state_dict(optimizer.decoded_state_dict())
+        """
+        with self._changing(decoded):
+            return self.state_dict()
+
+    @contextlib.contextmanager
+    def _changing(self, change: Change) -> Iterator[None]:
+        """A ``with`` block in which ``change`` alters state dicts before hooks of others see and replace them."""
+        changes = [change]  # emptied at the end: an interrupt may leave the hook behind
+        hook = self.register_state_dict_post_hook
+        try:
+            with hook(lambda _, found: changes[0](self, found) if changes else None, prepend=True):
+                yield
+        finally:
+            changes.clear()
+
+    @locked
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
+
+        Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
+        ones, and no reference to the dict or to these values remains.  Placement, budget and formats stay; ``seed`` and
+        ``rounding`` of a loaded group replace its own.  As in torch, state of a bfloat16 or float16 parameter is
+        rounded to its dtype, unless ``state_format`` says otherwise.  State in int8 is loaded into any
+        ``state_format``, decoded and rounded once; its bits are copied into int8, unless the parameter has other
+        strides and so other blocks.
+
+        What wrappers keep beside such state is taken over as in torch.  Under a key that is no parameter it stays the
+        same object.  In the entry of a parameter tensors go to its device and dtype, containers are made anew, and
+        all else stays the same object, parameters of this optimizer too.
+
+        Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
+        the optimizer damaged, and so does a copy that fails (full disk).
+
+        Args:
+            state_dict: what :meth:`state_dict` returned, here or in a run before.
+
+        Raises:
+            ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
+                without a ``state_format`` that asks for it; the optimizer is unchanged.
+            MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged.
+            RuntimeError: the process was forked from the one that made state in a file.
+        """
+        self.store.check_owner()
+        check_is_dict(state_dict)
+        load(self, self.store, state_dict, super().load_state_dict)
+        if self._overlap is not None:
+            self._overlap.misuse = ""  # the step it was done to is gone
+        self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
+
+    @locked
+    def master(self, p: torch.Tensor) -> torch.Tensor:
+        """Return the numbers that a parameter stands for: a new float32 tensor in its shape, on its device.
+
+        Of a parameter beside which nothing is kept these are its own, in their dtype if that has 32 bits or more.  A
+        DTensor has a DTensor.
+
+        Args:
+            p: the parameter.
+
+        Raises:
+            ValueError: it is no parameter of this optimizer.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), param_format="bfloat16+16")
+            >>> exact = optimizer.master(model.weight)
+        """
+        return masters.master(self, p)
+
+    @locked
+    def master_state_dict(self, named: masters.Named) -> dict[str, torch.Tensor]:
+        """Return the numbers that parameters stand for, by name, on the host: one after the other leaves the device.
+
+        Args:
+            named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
+                their own numbers.
+
+        Example:
+            >>> torch.save(optimizer.master_state_dict(model.named_parameters()), "float32.pt")
+        """
+        return masters.master_state_dict(self, named)
+
+    @locked
+    def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
+        """Set parameters, and what is kept beside them, so that they stand for these numbers.
+
+        ``"bfloat16+8"`` rounds to nearest.  State that is not there yet is made, as by the first step.  A parameter
+        that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+
+        Args:
+            values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
+                that is placed as it is.
+            named: names and parameters, as ``model.named_parameters()``; others than those in ``values`` stay.
+
+        Raises:
+            ValueError: a name is unknown, its parameter is of no group of this optimizer, or a tensor has another
+                shape; nothing is changed.
+            MemoryError, torch.OutOfMemoryError: there is no room for new state; nothing is changed.
+
+        Example:
+            >>> optimizer.load_master(torch.load("float32.pt"), model.named_parameters())
+        """
+        masters.load_master(self, values, named)
+
+    @locked
+    def reset_master(self, p: torch.Tensor) -> None:
+        """Forget what a parameter has lost: it stands for its own numbers, which somebody has written, say.
+
+        Args:
+            p: the parameter.
+
+        Raises:
+            ValueError: it is no parameter of this optimizer.
+        """
+        masters.reset_master(self, p)
+
+    @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
+    def _check_whole(self) -> None:
+        """Raise RuntimeError if state is damaged."""
+        check_whole(self)
+
+    @locked
+    def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
+        return duplicate(self, memo)
+
+    @locked
+    def __getstate__(self) -> dict[str, Any]:
+        self._check_whole()
+        now: Any = {name: getattr(self, name) for name in (*_SETTABLE, "max_grad_norm")}
+        options: Options = {**self._made_with, **now, "device_budget": self.store.budget.said}
+        return {**super().__getstate__(), "_options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if options := state.pop("_options", None):
+            self._configure(options, restored=True)
+        super().__setstate__(state)
+        self._launches, self._quick = None, QuickSteps(vars(self).get("_quick"))
+        for group in self.param_groups:
+            rename_rounding(group, warn=False)
+        for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused
+            self.check_squares(self.state.get(p) or (), p, group, refuse=False)
+        if options and has_old_codes(self):
+            self.load_state_dict(self.state_dict())
+        if options:
+            bring_home(self, self.store)
+
+    # --- room for state
+
+    @locked
+    def set_device_budget(self, device_budget: Given) -> None:
+        """Change how much of the state stays on the device.  Pages move now, at their addresses; waits for the device.
+
+        State of an optimizer without placement and budget first goes into pages, as with :meth:`spill`, but all of it:
+        the host needs room for all state, even if most comes back.  State tensors that users have replaced move into
+        new tensors in memory that the budget covers.
+
+        Args:
+            device_budget: as at construction.
+
+        Raises:
+            ValueError, TypeError: it is not a budget, or one of so few bytes that a unit was forgotten; the placement
+                takes none, or a time is given without rates.
+            MemoryError, torch.OutOfMemoryError: there is no room; no state is lost, and :meth:`memory_report` says
+                where each page is.
+            RuntimeError: the process was forked from the one that made state in a file.
+        """
+        budget, state = Budget.parse(device_budget), state_tensors(self)
+        budget.check_unit()
+        self._refuse_moves(f"set_device_budget({device_budget!r})")
+        self.store.check_budget(budget, state)
+        self._launches = None
+        self.store.forget(state)
+        del state
+        with self._moving(f"set_device_budget({device_budget!r})"):
+            if not budget.everything:
+                into_pages(self, self.store)
+            self.store.set_budget(budget)
+            bring_home(self, self.store)
+
+    @locked
+    def spill(self, nbytes: int | str | None = None) -> int:
+        """Free device memory now, beyond what the budget asks, until :meth:`unspill`.  Waits for the device.
+
+        Without placement and budget, state lies in torch's own tensors.  The state of as many parameters as needed then
+        goes into new tensors in pages, unless a GPU supports none; later moves do not change their addresses.
+        A copy of the optimizer (deepcopy, pickle) has that state in torch's tensors again.
+
+        Args:
+            nbytes: how much to free, a number or a text (``"2GiB"``); None: all that can move.
+
+        Returns:
+            the bytes freed: fewer than asked for if less state is on the device, or it does not move.
+
+        Raises:
+            MemoryError: the host has no room; pages that have moved stay moved.
+        """
+        wanted = None if nbytes is None else parse_bytes(nbytes, "nbytes")
+        with self._moving("spill()"):
+            given = self.store.spill(wanted)
+            if wanted is None or given < wanted:
+                given += into_pages(self, self.store, None if wanted is None else wanted - given)
+            return given
+
+    @locked
+    def unspill(self) -> None:
+        """Move back what :meth:`spill` sent away, as far as the budget allows.  Waits for the device.
+
+        Raises torch.OutOfMemoryError if the device has no room any more; pages that did not fit stay away.
+        """
+        with self._moving("unspill()"):
+            self.store.apply_budget()
+
+    @contextlib.contextmanager
+    def spilled(self, nbytes: int | str | None = None) -> Iterator[int]:
+        """A ``with`` block: :meth:`spill` before it, :meth:`unspill` after it.  Yields the bytes freed.
+
+        Args:
+            nbytes: as of :meth:`spill`.
+        """
+        given = self.spill(nbytes)
+        try:
+            yield given
+        finally:
+            self.unspill()
+
+    @locked
+    def memory_report(self) -> MemoryReport:
+        """Return the bytes of state on device, host and file, planned and measured; moves nothing.
+
+        See :class:`MemoryReport`.
+        """
+        return self.store.report(state_tensors(self))
+
+    # --- steps under the forward, or within the backward
+
+    @locked
+    def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
+        """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
+
+        So it is with overlap="forward", of which all but the end of this text speaks.  From now on steps pass under the
+        next forward of ``model``, bit for bit what they are without.  ``step()`` then queues the update and returns.
+        Each module of the model waits, before it runs, for those of its parameters that are still to be updated, and
+        the end of the model's forward waits for the rest.  The first forward with gradients is recorded, for modules
+        that read parameters of others.  It needs state that is away (``device_budget`` below the whole), and saves time
+        on a GPU only: on a CPU nothing runs at the same time.
+
+        On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in
+        ``step()``: copies to the device are served in turn, so a batch that is copied in between would come behind all
+        pages.  Copy batches before the model is called, not within.  ``torch.cuda.synchronize()`` does not wait for an
+        update that has not started.
+
+        Pages pass in the order in which the forward first uses their parameters.  ``device_budget`` keeps the state of
+        the optimizer's first parameters on the device, mostly those of the first modules: with ``"64MiB"`` these have
+        nothing to wait for.
+        Pages with parameters that no attached model holds come first, and ``step()`` waits for them, with a warning.
+        Modules that join a model later are hooked by the next ``step()`` or call of the model.
+
+        Whatever else reads or writes parameters, gradients or state between :meth:`step` and the next call of the model
+        has to call :meth:`wait` first.  Methods of this optimizer do it themselves, and so do ``state_dict``, ``to``,
+        ``half`` and ``share_memory`` of the model.  Nothing notices reads without autograd (an average by hand,
+        ``AveragedModel``, scripted functions), writes through ``.data`` or NumPy, and compiled code that was made for
+        another instance of a class, without hooks; notes/hiding.md has the whole list.  Other writes, ``p.data = …``,
+        and gradients of forwards that were not seen raise in :meth:`wait`, in a state dict or in the next step, once;
+        :meth:`watch_reads` finds the line.  If the memory of a parameter, gradient or state was freed
+        (``share_memory_()``, ``resize_()`` of a storage), nothing is launched, and state is damaged, too.
+
+        Only calls of ``model`` itself count.  After ``model.features(x)`` or ``model.forward(x)`` steps are not
+        queued.  If one is queued when such a method runs, the first child that it calls raises RuntimeError if a module
+        around that child has parameters that are still to be updated: the method may have read them.  Attach the
+        modules that are called.
+
+        A step is carried out at once, and not queued, if no forward of the model was seen since the last step
+        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.  A warning
+        says which, once.
+
+        **With overlap="backward" a gradient is used, and given back, as soon as it is complete**, bit for bit as by a
+        plain step.  All parameters of the optimizer are updated so, one or a page at a time, on a stream of their own,
+        while the backward goes on; so not all gradients are in memory at once.  Pages of state that is away are fetched
+        ahead, in the order in which gradients came before.  Hyperparameters are those at the first gradient.  Behind
+        the backward ``.grad`` is None, and ``step()`` ends the step: it counts, and the current stream waits for all
+        updates.  Gradients that were set by hand, or have another dtype than their parameter, get a plain step there;
+        parameters without a gradient get none.  Whoever reads parameters between backward and ``step()`` calls
+        :meth:`wait` before.  Room for state and slots is taken now.
+
+        What has to look at all gradients first cannot be done so: clipping by a norm, a ``GradScaler``, a sum of
+        several backwards, reductions over processes.  An error in the middle of a backward leaves its step open:
+        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward,
+        and so gives back no gradient earlier.
+
+        Args:
+            model: the module that is called in training.  Under the forward, several may be attached.
+            overlap: ``"forward"`` or ``"backward"``; one of them at a time.
+
+        Raises:
+            ValueError: ``overlap`` is something else; the model or the optimizer is attached; the model is, or has
+                within it, a ``DataParallel``, a scripted module, or one that is sharded by FSDP; no hook has been set.
+                With ``"backward"`` also: a ``DistributedDataParallel``; parameters on several devices, or twice in the
+                optimizer; ``max_grad_norm`` is set; a group is ``fused`` or ``capturable``; a ``GradScaler`` has scaled
+                a step; no parameter of the optimizer is in the model, or one is attached to another optimizer.
+            TypeError: the model is no module.
+            MemoryError, torch.OutOfMemoryError: with ``"backward"``, there is no room for state.
+            RuntimeError: with ``"backward"``, a captured step is alive.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0)
+            >>> optimizer.attach(model)
+            >>> for batch in batches:
+            ...     loss = model(batch).mean()  # hides what is left of the last step
+            ...     loss.backward()
+            ...     optimizer.step()
+            ...     optimizer.zero_grad()
+            >>> with optimizer.waited():  # nothing notices that the average reads the parameters
+            ...     average.update_parameters(model)
+
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0, state_format="int8")
+            >>> optimizer.attach(model, overlap="backward")
+            >>> for batch in batches:
+            ...     model(batch).mean().backward()  # updates, and leaves no gradient
+            ...     optimizer.step()
+        """
+        if overlap not in ("forward", "backward"):
+            raise ValueError(f"overlap is {overlap!r}, and there are 'forward' and 'backward'")
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"attach() takes a torch.nn.Module, and not {kind_of(model)}")
+        if self._within is not None or (self._overlap is not None and overlap == "backward"):
+            under = "forward" if self._within is None else "backward"
+            raise ValueError(f"this optimizer is attached with overlap={under!r}; detach() it before")
+        if overlap == "backward":
+            self._refuse_moves("attach(overlap='backward')")
+            with Uninterrupted(gives_way=True):
+                self._within = Within(self, model)
+            return
+        overlap_of_all = self._overlap or Overlap(self)
+        overlap_of_all.attach(model)
+        self._overlap = overlap_of_all
+
+    @locked
+    def detach(self) -> None:
+        """Undo :meth:`attach`, of all models."""
+        within, self._within = self._within, None
+        if within is not None:
+            within.detach()
+        overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
+        if overlap is not None:
+            overlap.detach()
+            self.first_use = {}
+            self._launches = None
+            overlap.tell_misuse()
+
+    @locked
+    def wait(self) -> None:
+        """Let the current stream (on a CPU, the caller) wait until the last step is done.
+
+        To be called before parameters, gradients or state are read or written behind a step that may be queued; see
+        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.  Between a backward
+        that updates and :meth:`step` it waits for what has been updated.
+
+        Raises:
+            RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
+        """
+        self._tell_misuse()
+        if self._within is not None:
+            self._within.wait()
+
+    @contextlib.contextmanager
+    def waited(self) -> Iterator[None]:
+        """A ``with`` block that reads or writes parameters: :meth:`wait` before it, and nothing behind it."""
+        self.wait()
+        yield
+
+    def watch_reads(self) -> Watch:
+        """Return a ``with`` block in which a line that forgets :meth:`wait` raises RuntimeError, for tests.
+
+        It raises where the line is, and so before the line does harm.  The message names the line and the parameter: it
+        is read or written while its update is queued, or its gradient is written.  A view (``detach``, ``t``, ``view``)
+        reads nothing.  Not found are kernels that take ``data_ptr()``, and other threads.
+
+        Raises:
+            RuntimeError: no model is attached.
+
+        Example:
+            >>> with optimizer.watch_reads():
+            ...     train_an_epoch()
+        """
+        if self._overlap is None:
+            raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
+        return Watch(self._overlap)
+
+    @locked
+    def overlap_report(self) -> OverlapReport:
+        """Return, since :meth:`attach`, counts of launches hidden and waited for, and of steps that were not queued.
+
+        All are zero if no model is attached.  See :class:`OverlapReport`.
+        """
+        return OverlapReport() if self._overlap is None else self._overlap.report
+
+    def _tell_misuse(self) -> None:
+        if self._overlap is not None:
+            self._overlap.tell_misuse()
+
+    @property
+    def unclippable(self) -> str:
+        return "" if self._within is None else UNCLIPPABLE
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        if not set_to_none:  # else a queued step keeps the gradients
+            self.wait()
+        super().zero_grad(set_to_none)
+
+    def _take(self, step: PreparedStep) -> Launches:
+        """Take a prepared step, at once or queued."""
+        if known:
+            wait_for_others(step, self._overlap)
+        return step.run() if self._overlap is None else self._overlap.take(step)
+
+    # --- steps in CUDA graphs
+
+    @locked
+    def refresh(self) -> None:
+        """Tell captured steps of today's gradients, learning rates, norm to clip to and other numbers, in stream order.
+
+        Replays that are queued on the current stream afterwards use them; replays that were queued before do not.
+        Tensors on the device (a learning rate that is one, step counts) need no refresh: each replay reads them.
+
+        Raises:
+            RuntimeError: no captured step is alive; one is void, as parameters, groups or state were replaced; tables
+                are passed by value (``transport="struct"``).
+            ValueError, TypeError: a gradient does not fit its parameter, or has another dtype than when captured.
+
+        Example:
+            >>> with torch.cuda.graph(graph):
+            ...     optimizer.step()
+            >>> loss.backward()      # new gradients, somewhere else
+            >>> optimizer.refresh()
+            >>> graph.replay()
+        """
+        steps = self._alive()
+        if not steps:
+            raise RuntimeError(f"no captured step of this {type(self).__name__} is alive: there is nothing to refresh")
+        for step in steps:
+            step.refresh(self)
+
+    @locked
+    def check_capture(self) -> None:
+        """Check that a replay would do what a step does now.
+
+        Raises:
+            RuntimeError: something has changed since the capture, or the last :meth:`refresh`; the message names it.
+        """
+        if found := self._changes():
+            raise RuntimeError(f"since the step was captured {'; '.join(found)}. {_ADVICE}")
+
+    def _alive(self) -> list[CapturedStep]:
+        steps = list(alive(self._captures))
+        self._captures = [weakref.ref(step) for step in steps]
+        return steps
+
+    def _changes(self) -> list[str]:
+        return [text for step in self._alive() for text in step.changes(self)]
+
+    def _captured(self) -> bool:
+        """Capture the step if the current stream is being captured into a graph, and return whether it is."""
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            if self._captures:
+                self._tell_of_captures()
+            if virtual.dead:
+                virtual.free_dead()
+            if "capturable" in self.defaults and not self._warned_capturable_if_run_uncaptured:
+                self._warn_if_capturable()
+            return False
+        if not all(group.get("capturable", True) for group in self.param_groups):
+            raise RuntimeError(
+                f"Attempting CUDA graph capture of step() for an instance of {type(self).__name__} but param_groups' "
+                "capturable is False."
+            )
+        self._captures.append(weakref.ref(capture(self)))
+        return True
+
+    def _tell_of_captures(self) -> None:
+        """Warn, in an eager step, of changes that captured steps do not know."""
+        if found := self._changes():
+            text = f"a captured step does not know that {'; '.join(found)}. {_ADVICE}"
+            warnings.warn(text, RuntimeWarning, stacklevel=outside())
+
+    def _warn_if_capturable(self) -> None:
+        """Warn once, as torch does, that a capturable step runs eagerly."""
+        groups: list[dict[str, Any]] = self.param_groups
+        if all(group.get("capturable") for group in groups) and torch.cuda.is_available():
+            self._warned_capturable_if_run_uncaptured = True
+            warnings.warn(_MESSAGE, stacklevel=outside())
+
+    def _refuse_moves(self, what: str) -> None:
+        """Raise RuntimeError if a captured step is alive, whose graph updates state where it lies now."""
+        if self._captures and self._alive():
+            raise RuntimeError(
+                f"{what} would move state that a captured step updates where it lies: delete the graph first"
+            )
+
+
+#: As it is defined here.
+_step = PagedOptimizer.step

@@ -1,0 +1,314 @@
+"""A step in one compiled call (:mod:`pagedopt.system.look`), once the same step has been taken before."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import optimizer as torch_hooks
+
+from ..common.patience import Patience
+from ..kernels import team
+from ..system import internals
+from ..system.cuda import virtual
+from ..system.cuda.driver import CudaError, check_code
+from ..system.interrupts import Uninterrupted
+from ..system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
+from .clip import SCALING, Scaling
+from .launch import Bucket
+from .numbers import HostNumbers
+from .plan import Launches
+from .quick_launch import QuickClip, QuickLaunch, TableLaunch
+from .rule_optimizer import RuleOptimizer
+from .scalars import Ahead
+
+#: What groups, rules and numbers raise.
+_OF_NUMBERS = (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError)
+#: Classes of values that cannot change while they are the same object; a subclass may convert itself.
+_FIXED = (type(None), bool, int, float, str, np.bool_, *(t for t in np.sctypeDict.values() if issubclass(t, np.number)))
+#: The list of gradients in a pointer table.
+_GRADS = 1
+#: A CPU step over more elements runs the long way, which lets other Python threads run meanwhile.
+MAX_ELEMENTS = 1 << 20
+#: A step that goes on changing is looked at in Python for at most this many steps before another record is made.
+MAX_PATIENCE = 1 << 16
+#: Steps after which launches that were none for a look are tried again.
+RETRY = 256
+
+
+class _LongWay(Exception):
+    """Steps need more than a look can do."""
+
+
+class QuickStep:
+    """A step of the same launches over the same objects.
+
+    Args:
+        optimizer: which has just taken the step.
+        known: the record of that step.
+        extension: the compiled look.
+
+    Raises:
+        _LongWay: steps need more than a look can do.
+        TypeError: groups have a value, or a tensor is of a class, that may change while it is the same object.
+    """
+
+    def __init__(self, optimizer: RuleOptimizer, known: Launches, extension: Any) -> None:
+        groups, store = optimizer.param_groups, optimizer.store
+        buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
+        devices = {bucket.sweep.device for bucket in buckets}
+        if len(devices) != 1 or not all(map(_serves, buckets)) or any(group.get("capturable") for group in groups):
+            raise _LongWay
+        (device,), elements = devices, sum(sum(bucket.sweep.table.numels) for bucket in buckets)
+        self._on_cpu, self._index, self._threads = device.type == "cpu", device.index, torch.get_num_threads()
+        can = elements <= MAX_ELEMENTS if self._on_cpu else extension.finds_driver()
+        if not can or known.sharded or store.limits.budget.auto:
+            raise _LongWay
+        self._known, self._forked, self._settings = known, team.forked, _settings(optimizer)
+        rule_of, format_of, *_ = self._settings
+        depends = not getattr(rule_of, "of_items_alone", False)
+        mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
+        self._asks = depends or mapping or format_of is not RuleOptimizer.state_format_of
+        #: By which gradients are multiplied.
+        self._factor = buckets[0].sweep.factor
+        self._clip, squares = None, {}
+        if known.factor is not None and optimizer.max_grad_norm is not None:
+            if (gradients := known.factor.alone) is None:
+                raise _LongWay
+            self._clip, squares = QuickClip(gradients, known.factor.factors[device]), gradients.cells()
+        first = dict(zip(known.buckets, accumulate((b.count for b in known.buckets), initial=0), strict=False))
+        rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
+        counted: list[tuple[int, list[int]]] = []
+        self._launches: list[QuickLaunch] = []
+        for i, bucket in enumerate(buckets):
+            table = bucket.sweep.table
+            here = np.delete(np.arange(bucket.count), table.absent)
+            cells, stored = (each[here].tolist() for each in table.words_of_addresses(_GRADS))
+            at = table.addresses_of(0)
+            for row, cell, copy in zip(here.tolist(), cells, stored, strict=True):
+                rows[bucket.positions[row]] = i, at[row], cell, copy, *squares.get(first[bucket] + row, (-1, 0))
+            self._launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
+            for state in self._launches[-1].states:
+                if (found := state.addresses()) is None:
+                    raise _LongWay
+                counted.append((found[1], found[0][here].tolist()))
+        parallel, count = team.openmp(), 0 if self._clip is None else self._clip.count
+        self._look = extension.Look(
+            groups, rows, len(self._launches), count, optimizer.state, known.seen.names_by_key, counted,
+            store.versions.counters * len(self._launches), _FIXED,
+            0 if parallel is None else ctypes.cast(parallel.parallel, ctypes.c_void_p).value,
+        )  # fmt: skip
+        bound = [each.bind(self._look.launch(i)) for i, each in enumerate(self._launches, count)]
+        self._tables: list[TableLaunch] = [*self._launches]
+        if self._clip is not None:
+            bound.append(self._clip.bind(self._look))
+            self._tables[:0] = self._clip.launches
+        if not all(bound) or not known.still_hold(optimizer):
+            raise _LongWay
+
+    def prepare(self, optimizer: RuleOptimizer) -> int:
+        """Prepare numbers for the step, from today's groups.
+
+        Returns:
+            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look.build`).
+
+        Raises:
+            Exception: what groups, rules and numbers raise.
+        """
+        if not self._still_holds(optimizer):
+            return ANEW
+        if not self._may_run(optimizer):
+            return LONG
+        changed = self._look.take(optimizer.param_groups)
+        if changed is None or ((changed or self._asks) and not self._known.seen.same_rules(optimizer)):
+            return ANEW
+        ahead: Ahead = {}
+        for each in self._launches:
+            if not each.prepare(optimizer, self._look, changed, ahead):
+                return ANEW
+        if (factor := self._factor) is not None:
+            scaling = Scaling() if vars(optimizer).keys().isdisjoint(SCALING) else Scaling.of(optimizer)
+            factor.clip_to(optimizer._max_grad_norm)
+            factor.scale_by(*scaling)
+            if scaling.found_inf is not None and float(scaling.found_inf):
+                return LONG
+        return DONE
+
+    def run(self, optimizer: RuleOptimizer) -> int:
+        """Take the prepared step, if only gradients and their addresses are other ones than before.
+
+        Returns:
+            ``DONE``; or why not: then nothing has happened.
+
+        Raises:
+            CudaError, MemoryError: a launch failed behind another one, or in the middle; the optimizer is damaged.
+        """
+        if self._on_cpu:
+            return self._run(optimizer)
+        stream = internals.current_stream(self._index)
+        self._look.launch_on(stream)
+        found = self._run_on(stream, optimizer)
+        # Tables have buffers that no launch reads then.
+        return self._run_on(stream, optimizer) if found == IN_USE else found
+
+    def finds_other_layout(self, optimizer: RuleOptimizer) -> bool:
+        """Whether the same state has another layout over the same memory."""
+        found: bool = self._look.other_layout(optimizer.state)
+        return found
+
+    def _still_holds(self, optimizer: RuleOptimizer) -> bool:
+        """Whether settings are what they were when the look was made."""
+        if optimizer._launches is not self._known or self._known.seen.dead or self._forked is not team.forked:
+            return False
+        clip = self._clip
+        if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
+            return False
+        if (clip is not None and not clip.holds) or _settings(optimizer) != self._settings:
+            return False
+        return not self._on_cpu or torch.get_num_threads() == self._threads
+
+    def _may_run(self, optimizer: RuleOptimizer) -> bool:
+        """Whether nothing asks for more than a launch: hooks, modes, captures."""
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return False
+        if torch_hooks._global_optimizer_pre_hooks or torch_hooks._global_optimizer_post_hooks:
+            return False
+        if self._clip is not None and internals.in_backward():  # where the norm is not known yet
+            return False
+        if internals.has_function_modes() and not internals.only_default_devices():
+            return False
+        if (store := optimizer.store).arenas and store.make_ready().residents != self._known.residents:
+            return False
+        if self._on_cpu:
+            return True
+        return internals.current_device() == self._index and not internals.is_capturing() and not virtual.dead
+
+    def _run_on(self, stream: int, optimizer: RuleOptimizer) -> int:
+        found = LONG
+        try:
+            for each in self._tables:
+                each.borrow(stream)
+            found = self._run(optimizer)
+        finally:
+            for each in self._tables:
+                each.give_back(found == DONE)
+        return found
+
+    def _run(self, optimizer: RuleOptimizer) -> int:
+        for each in self._launches:
+            if not each.bucket.sweep.table.begin_writing():
+                return ANEW  # an interrupt came behind a look: the long way writes the table again
+        found: int = self._look.step(optimizer.param_groups, optimizer.state)
+        for table in self._tables:
+            table.looked(found)
+        try:
+            if found >= 2 * REFUSED:
+                check_code("cuLaunchKernel", found - 2 * REFUSED)
+            for each in self._launches if found == DONE else ():
+                if each.call is not None and each.call.words[4]:
+                    each.call.check()
+        except (CudaError, MemoryError) as error:
+            optimizer.damaged = f"a step failed in the middle ({type(error).__name__}: {error})"
+            raise
+        if found == DONE and self._clip is not None:
+            optimizer.clipped_by = self._known.factor.factors  # type: ignore[union-attr]
+        return found
+
+
+def _serves(bucket: Bucket) -> bool:
+    """Whether a bucket is one launch, over rows where they lie, with numbers of the host."""
+    sweep, numbers = bucket.sweep, bucket.numbers
+    if not (bucket.as_it_is and bucket.route is None and sweep.table.whole_rows):
+        return False
+    if not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
+        return False
+    return sweep.device.type == "cpu" or (sweep.transport.lends_host_memory and len(sweep.table.host.chunk_words) > 0)
+
+
+def _settings(optimizer: RuleOptimizer) -> tuple[Any, ...]:
+    """Return what users may set that decides on rules and formats; attributes may be functions of their own."""
+    rule_of, format_of = (
+        getattr(optimizer.rule_of, "__func__", None),
+        getattr(optimizer.state_format_of, "__func__", None),
+    )
+    return rule_of, format_of, getattr(optimizer, "rule", None), optimizer.state_format, optimizer.rounding
+
+
+class QuickSteps:
+    """The quick step of an optimizer, made once its steps repeat.
+
+    Args:
+        before: those of the optimizer so far, of which only the look that was chosen stays.
+
+    Attributes:
+        step: it; None: there is none.
+        patience: how many equal steps come before it is made.
+    """
+
+    __slots__ = ("_equal", "_wanted", "patience", "step")
+
+    def __init__(self, before: QuickSteps | None = None) -> None:
+        self._wanted: bool = is_wanted() if before is None else before._wanted
+        if self._wanted:
+            compiled_look()  # begins to compile it, where that has not been done
+        self.step: QuickStep | None = None
+        self.patience = Patience(MAX_PATIENCE)
+        self._equal = 0
+
+    def take(self, optimizer: RuleOptimizer) -> bool:
+        """Take a step; return whether it was taken.  Otherwise the optimizer is as it was."""
+        if (step := self.step) is None:
+            return False
+        found = ANEW  # also behind an interrupt: what was taken of groups may not be in the table
+        try:
+            if (why := step.prepare(optimizer)) != DONE:
+                found = why
+            elif self.step is step:
+                found = step.run(optimizer)
+            else:  # a signal handler has taken a step
+                found = LONG
+        except _OF_NUMBERS:  # of numbers as they were, perhaps; the long way says what is wrong with those of now
+            if optimizer.damaged:
+                raise
+        finally:
+            if found == ANEW and self.step is step:
+                if step.finds_other_layout(optimizer):  # which Python's look may not notice
+                    optimizer._launches = None
+                self.step, self._equal = None, 0
+                self.patience.lost()
+            self.patience.served += found == DONE
+        return found == DONE
+
+    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches) -> None:
+        """Note a step that was taken the long way; ``before``: the record of the step before."""
+        if now is not before:
+            self.step, self._equal = None, 0
+        elif self.step is None and self._wanted:
+            self._equal += 1
+            if self._equal >= self.patience.wait:
+                self._equal = 0
+                # The step is done: an error must not come for want of the next one.  A signal is not lost.
+                with Uninterrupted(), contextlib.suppress(Exception):
+                    if (extension := compiled_look()) is not None:
+                        self.step = QuickStep(optimizer, now, extension)
+                if self.step is None and not pending():
+                    self._equal = -RETRY
+
+
+def quick_first(hooked: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``step`` with torch's hooks around it, or one compiled call in its place if the step repeats the last."""
+
+    @functools.wraps(hooked)  # which copies torch's mark that there are hooks
+    def quick_or_hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        closure = (args and args != (None,)) or (kwargs and kwargs != {"closure": None})
+        if internals.dynamo_is_at_work() or closure or self._quick.step is None or not self._take_quick_step():
+            return hooked(self, *args, **kwargs)
+        return None
+
+    return quick_or_hooked

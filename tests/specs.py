@@ -1,0 +1,295 @@
+"""What the tests know of each optimizer, one entry each, as torch's ``OptimizerInfo``; they go over these entries.
+
+To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its trajectories: ``tests/helpers/golden.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import reference_lion
+import torch
+
+from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt.optim.registry import OPTIMIZERS, Entry
+from pagedopt.rules import RULES
+
+Hyper = dict[str, Any]
+#: dtype of the parameters and ``state_format``.
+Stored = tuple[torch.dtype, str | None]
+F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
+#: Each dtype and each rounding of state to 16 bits, once.
+USUAL: tuple[Stored, ...] = ((F32, None), (BF16, None), (BF16, "float32"), (F64, None))
+EVERY: tuple[Stored, ...] = (*USUAL, (F32, "bfloat16"), (F16, None), (F16, "float32"))
+INT8: tuple[Stored, ...] = ((F32, "int8"), (BF16, "int8"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to use a class.
+
+    Attributes:
+        name: no other case of any class has it.
+        ours: the class.
+        theirs: torch's class, or what stands in for it.
+        rule: the name of the rule that its groups choose.
+        options: all hyperparameters.
+        other: what a second group sets.
+        in_groups: what only a group can be given, not the constructor.
+        recorded: how parameters and state are stored where ``tests/optim/test_golden.py`` has its trajectories.
+    """
+
+    name: str
+    ours: Any
+    theirs: Any
+    rule: str
+    options: Hyper
+    other: Hyper
+    in_groups: Hyper = field(default_factory=dict)
+    recorded: tuple[Stored, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of its state tensors."""
+        return RULES[self.rule].inputs[2:]
+
+    @property
+    def has_step(self) -> bool:
+        return bool(self.ours.has_step)
+
+    @property
+    def known(self) -> set[str]:
+        """Hyperparameters that a group has."""
+        return set(self.theirs([torch.nn.Parameter(torch.ones(1))]).defaults)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Hyperparameters that are numbers; betas are two."""
+        switches = [name for name, value in self.options.items() if isinstance(value, bool)]
+        found = (("beta1", "beta2") if name == "betas" else (name,) for name in self.options if name not in switches)
+        return tuple(name for names in found for name in names)
+
+    def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> Any:
+        """An optimizer of groups: torch's loop, or ours with options of ours."""
+        groups = [{**group, **self.in_groups} for group in groups]
+        if theirs:
+            return self.theirs(groups, foreach=False, **self.options)
+        return self.ours(groups, **self.options, **ours)
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Hyperparameters that no constructor takes, and what ours says of them, as a regular expression."""
+
+    hyper: Hyper
+    words: str
+    error: type[Exception] = ValueError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference from torch.
+
+    Attributes:
+        kind: ``"beyond"`` (ours does what torch refuses, or does better), ``"refused"`` (ours refuses what torch
+            does) or ``"differs"``.
+        scenario, labels: where it shows: a label, or several, which may end in ``*``.
+        words: what ours does, what torch does, and why.
+        optimizers: names of the classes it holds for; empty: all.
+        devices: those it holds on.
+        error: what ours raises, if it is refused.
+        older: whether it is one from older versions of torch alone, which raise there.
+    """
+
+    kind: str
+    scenario: str
+    labels: str | tuple[str, ...]
+    words: str
+    optimizers: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    error: type[Exception] | None = None
+    older: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """An optimizer of the registry.
+
+    Attributes:
+        cases: the ways to use it; in the first nothing is at its default and nothing is zero, so that a dropped term
+            shows.
+        bad: what is refused.
+        asked: more hyperparameters, of which torch says whether they are refused (``tests/optim/test_flags.py``).
+        decoupled: whether weight decay is a part of the parameter that is subtracted from it.
+        conjugated: whether torch's loop takes gradients that are conjugated views.
+        differences: from its reference, that no other class has.
+        ulp: by device and by what is compared: how far one step may end from torch's default, in ulp.  What is not
+            named has torch's bits.  The largest ulp counts of a parameter and its update, as a small one may be what
+            two large numbers leave.
+        unmeasured: (device, torch's way, state) that is no measure over many steps.
+    """
+
+    entry: Entry
+    cases: tuple[Case, ...]
+    bad: tuple[Bad, ...]
+    asked: tuple[Hyper, ...] = ()
+    decoupled: bool = False
+    conjugated: bool = True
+    differences: tuple[Difference, ...] = ()
+    ulp: Mapping[str, Mapping[str, int]]
+    unmeasured: frozenset[tuple[str, str, str]] = frozenset()
+
+    def __str__(self) -> str:
+        return self.entry.name
+
+    @property
+    def reference(self) -> Any:
+        """torch's class, or the same in plain torch."""
+        return self.cases[0].theirs
+
+    @property
+    def hyper(self) -> Hyper:
+        """Those of its first case."""
+        return dict(self.cases[0].options)
+
+    @property
+    def capturable(self) -> Hyper:
+        """What lets a CUDA graph capture its steps."""
+        return {"capturable": True} if "capturable" in inspect.signature(self.entry.optimizer).parameters else {}
+
+
+ENTRIES = {entry.name: entry for entry in OPTIMIZERS}
+TWO = torch.tensor([0.5, 0.5])
+HALF = TWO[0]
+
+_ADAMW: Hyper = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
+_OF_ADAMW: Hyper = {
+    "ours": PagedAdamW, "theirs": torch.optim.AdamW,
+    "other": {"lr": 0.01, "betas": (0.7, 0.9), "eps": 3e-3, "weight_decay": 0.05},
+}  # fmt: skip
+_OF_ADAM: Hyper = {**_OF_ADAMW, "theirs": torch.optim.Adam, "in_groups": {"decoupled_weight_decay": False}}
+ADAMW = Spec(
+    entry=ENTRIES["PagedAdamW"],
+    cases=(
+        Case(name="adamw", rule="adamw", options=_ADAMW, recorded=(*EVERY, *INT8), **_OF_ADAMW),
+        Case(
+            name="amsgrad", rule="adamw_amsgrad", options={**_ADAMW, "amsgrad": True}, recorded=USUAL, **_OF_ADAMW
+        ),
+        Case(name="maximize", rule="adamw", options={**_ADAMW, "maximize": True}, recorded=EVERY, **_OF_ADAMW),
+        Case(name="adam", rule="adam", options=_ADAMW, recorded=USUAL, **_OF_ADAM),
+        Case(
+            name="adam amsgrad", rule="adam_amsgrad", options={**_ADAMW, "amsgrad": True}, recorded=USUAL[:1],
+            **_OF_ADAM,
+        ),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        Bad({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+        Bad({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
+        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
+    ),
+    asked=(
+        {"betas": (HALF, HALF)}, {"betas": (HALF, 0.5)}, {"betas": (0.5, HALF)}, {"betas": (TWO, HALF)},
+        {"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"amsgrad": True},
+    ),
+    decoupled=True,
+    conjugated=False,  # torch's loop views complex numbers as real ones
+    # torch's kernel for a CPU computes (c * g) * g, as ours; that for a GPU c * (g * g), at most a rounding further.
+    ulp={
+        "cpu": {"parameter": 5, "exp_avg_sq": 1, "max_exp_avg_sq": 1},
+        "cuda": {"parameter": 5, "exp_avg_sq": 2, "max_exp_avg_sq": 2},
+    },
+    # torch's fused kernel for CUDA averages squares by two fma: nearer to float64 than its default for some betas
+    # (twice at 0.95), and further for others (1.4 times at 0.999).  Ours is held to the default.
+    unmeasured=frozenset({("cuda", "fused", "exp_avg_sq"), ("cuda", "fused", "max_exp_avg_sq")}),
+)  # fmt: skip
+
+_SGD: Hyper = {"lr": 0.03, "momentum": 0.7, "dampening": 0.4, "weight_decay": 0.2}
+_OTHER_SGD: Hyper = {"lr": 0.01, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.05}
+_OF_SGD: Hyper = {"ours": PagedSGD, "theirs": torch.optim.SGD}
+SGD = Spec(
+    entry=ENTRIES["PagedSGD"],
+    cases=(
+        Case(
+            name="momentum", rule="sgd_momentum", options=_SGD, other=_OTHER_SGD, recorded=(*USUAL, *INT8), **_OF_SGD
+        ),
+        Case(
+            name="sgd", rule="sgd", options={**_SGD, "momentum": 0.0, "dampening": 0.0}, other={"lr": 0.01},
+            recorded=USUAL[:2], **_OF_SGD,
+        ),
+        Case(
+            name="nesterov", rule="sgd_momentum", options={**_SGD, "dampening": 0.0, "nesterov": True},
+            other={**_OTHER_SGD, "dampening": 0.0, "momentum": 0.8}, recorded=USUAL, **_OF_SGD,
+        ),
+        Case(
+            name="momentum, maximize", rule="sgd_momentum", options={**_SGD, "maximize": True}, other=_OTHER_SGD,
+            **_OF_SGD,
+        ),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        Bad({"momentum": -1.0}, "Invalid momentum value: -1.0"),
+        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        Bad({"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
+        Bad(
+            {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
+            "Nesterov momentum requires a momentum and zero dampening",
+        ),
+    ),
+    asked=(
+        {"momentum": 0.9}, {"nesterov": True, "momentum": 0.9}, {"momentum": 0.9, "dampening": 0.1},
+    ),
+    ulp={"cpu": {"parameter": 5}, "cuda": {"parameter": 5}},
+)  # fmt: skip
+
+_LION: Hyper = {"lr": 0.03, "betas": (0.8, 0.95), "weight_decay": 0.2}
+_OF_LION: Hyper = {
+    "ours": PagedLion, "theirs": reference_lion.Lion, "rule": "lion",
+    "other": {"lr": 0.01, "betas": (0.7, 0.9), "weight_decay": 0.05},
+}  # fmt: skip
+LION = Spec(
+    entry=ENTRIES["PagedLion"],
+    cases=(
+        Case(name="lion", options=_LION, recorded=(*USUAL, *INT8), **_OF_LION),
+        Case(name="lion, maximize", options={**_LION, "maximize": True}, **_OF_LION),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "lr=-1.0, .* none is negative"),
+        Bad({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\), .* betas are below 1"),
+        Bad({"betas": (0.9, -0.1)}, r"betas=\(0.9, -0.1\)"),
+        Bad({"weight_decay": -1.0}, "weight_decay=-1.0: none is negative"),
+        Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
+    ),
+    decoupled=True,
+    ulp={"cpu": {"parameter": 5}, "cuda": {"parameter": 5}},
+)
+
+#: By the name of the class.
+SPECS = {spec.entry.name: spec for spec in (ADAMW, SGD, LION)}
+CASES = {case.name: case for spec in SPECS.values() for case in spec.cases}
+#: Of each class those that have state, and not the same as an earlier one: what becomes of state is as there.
+BY_STATE = {
+    case.name: case
+    for spec in SPECS.values()
+    for i, case in enumerate(spec.cases)
+    if case.names and case.names not in [earlier.names for earlier in spec.cases[:i]]
+}
+
+
+def spec_of(entry: Entry) -> Spec:
+    """The entry of an optimizer here.
+
+    Raises:
+        LookupError: there is none.
+    """
+    if entry.name not in SPECS:
+        raise LookupError(f"tests/specs.py has no Spec of {entry.name}, which is in the registry; add one")
+    return SPECS[entry.name]
