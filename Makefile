@@ -17,7 +17,7 @@ TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
 WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
-.PHONY: help setup train test test-clients test-long lint release-check clean
+.PHONY: help setup train test test-clients test-long lint docs release-check clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -38,7 +38,7 @@ $(READY): pyproject.toml constraints.txt scripts/setup_env.py
 	@touch $@
 
 $(CLIENTS): $(READY)
-	@$(SET_UP) --extras=clients,timm
+	@$(SET_UP) --extras=clients,timm,docs
 	@touch $@
 
 train: $(READY)  ## train a GPT with torch's AdamW, PagedAdamW, and PagedAdamW on a budget: a minute
@@ -49,7 +49,7 @@ test: $(READY)  ## run the tests
 	@echo "test: takes 5 to 15 minutes on two cores"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
 
-test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, and train with each
+test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, train with each, and build the site
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "clients and not long" \
 		-o testpaths="tests/clients tests/test_install.py" $(TEST_ARGS)
 
@@ -61,6 +61,9 @@ lint: $(READY)  ## ruff, mypy, and the contract of who imports whom
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
+
+docs: $(CLIENTS)  ## build the site of README, notes and docstrings into build/site
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 release-check: $(READY)  ## fail on numbers that are quoted and were measured with other code; needs the history
 	$(PY) -m experiments release_check

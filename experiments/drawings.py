@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from experiments.harness.note import NOTES
+from experiments.kept import NOTES
 from experiments.lecture.page import Results
 from experiments.works.rungs import FOREACH, FUSED, LIST, LOOP
 from pagedopt import PagedAdamW

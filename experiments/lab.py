@@ -1,24 +1,657 @@
-"""What a question is written with: rows and clocks, what is measured, tables, pictures and bars."""
+"""What a question is written with: a clock, rows, the run that measures them, and the page that shows them.
+
+A question is a module: its docstring has the question and the answer, ``measure(run)`` yields rows, and
+``report(page, rows)`` says what they show.  ``derive(rows)``, where there is one, adds columns before that.
+
+All timing is here.  Every round runs each case once, so that a drifting clock or a busy neighbour meets all alike.
+Each case begins one round; from then on their order is drawn, the same in every run: in a cycle a case always comes
+behind the same one, and pays for what that has driven out of caches (16,384 pointers behind ``torch.tensor`` of as many
+numbers: 611 µs for 303).  Three times are taken of a case:
+
+* host: until the call returns, on an idle GPU;
+* wall: until the GPU is idle again (what a step costs that waits for its result);
+* gpu: between two events, per run.  Launches shorter than the host's own work would otherwise be timed at the host's
+  pace.  So a kernel that spins holds the stream until all of them are queued.  A sample whose gate opened too early is
+  taken again with a longer spin, and given up if that never helps (a stream queues about a thousand launches).
+"""
 
 from __future__ import annotations
 
-from experiments.harness.columns import (
-    error,
-    formatted,
-    gb,
-    gb_per_s,
-    last_line,
-    mib,
-    ms,
-    percent,
-    ratio,
-    spread,
-    spread_ms,
-    yes_or_no,
-)
-from experiments.harness.panels import BLUE, GRAY, ORANGE, PURPLE, Bars, Lines, Panel
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Column, Row, Rows, best, by_clock_of, on_one_clock, on_own_clock, over
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Grid, Table, Text, console, number, times
-from experiments.harness.time import Case, cycles_per_us, measure, series
+import argparse
+import contextlib
+import functools
+import gc
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+import torch
+
+Item = TypeVar("Item")
+Row = dict[str, Any]
+#: A measured number with its clock ("host", "wall" or "GPU"), its unit that of the samples, and its spread.
+Series = Mapping[str, Any]
+#: A column's name, or a function of a row.
+Column = str | Callable[[Row], Any]
+Shown = Callable[[Row], str]
+
+
+def refuse(text: str) -> NoReturn:
+    """End with exit status 2 and one line.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(text, file=sys.stderr)
+    raise SystemExit(2)
+
+
+# --- the clock
+
+MIN_ROUNDS = 5
+#: A longer gate would take longer than what it protects (µs).
+LONGEST_SPIN = 100_000.0
+#: The percentiles of a series that results keep.
+PERCENTILES = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
+#: (host, wall, gpu) in µs.
+Sample = tuple[float, float, float | None]
+
+
+def series(samples: Sequence[float], clock: str) -> dict[str, Any]:
+    """One sample or more, or ratios of samples, as results keep them."""
+    found = np.percentile(samples, list(PERCENTILES.values())).tolist()
+    return {"clock": clock, **dict(zip(PERCENTILES, found, strict=True)), "n": len(samples)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time.
+
+    Attributes:
+        run: queues the work, on the current stream, and does not wait for it.
+        before: called before every run and not timed on the host; it may not queue GPU work.
+        repeats: runs per GPU sample; more for launches of a few microseconds, events resolve half a microsecond.
+    """
+
+    name: str
+    run: Callable[[], object]
+    before: Callable[[], object] | None = None
+    repeats: int = 1
+
+    def prepare(self) -> None:
+        """Do what comes before a run."""
+        if self.before is not None:
+            self.before()
+
+
+def measure(
+    cases: Sequence[Case], device: torch.device, *, rounds: int = 30, seconds: float = 3.0, warmup: int = 3
+) -> dict[str, dict[str, Any]]:
+    """The series ``host``, ``wall`` and ``gpu`` by name of case; ``gpu`` is None on a CPU or where no gate held."""
+    found = {}
+    for case, samples in zip(cases, sampled(cases, device, rounds, seconds, warmup), strict=True):
+        host, wall, gpu = zip(*samples, strict=True)
+        held = [g for g in gpu if g is not None]
+        gated = series(held, "GPU") if len(held) > len(samples) // 2 else None
+        found[case.name] = {"host": series(host, "host"), "wall": series(wall, "wall"), "gpu": gated}
+    return found
+
+
+def sampled(
+    cases: Sequence[Case], device: torch.device, rounds: int, seconds: float, warmup: int
+) -> list[list[Sample]]:
+    """Samples of every case: one of each a round, after ``warmup`` that are thrown away.
+
+    At most ``rounds``, and no new one after ``seconds`` (but never fewer than 5, or ``rounds`` if that is less).
+
+    Raises:
+        ValueError: two cases have one name.
+    """
+    if len({case.name for case in cases}) < len(cases):
+        raise ValueError(f"cases have the same name: {', '.join(case.name for case in cases)}")
+    sample = [
+        CudaClock(case).sample if device.type == "cuda" else functools.partial(host_sample, case) for case in cases
+    ]
+    order, drawn = list(range(len(cases))), random.Random(0)
+    kept: list[list[Sample]] = [[] for _ in cases]
+    gc.collect()
+    gc.disable()
+    try:
+        for once in sample:
+            for _ in range(warmup):
+                once()
+        begin = time.perf_counter()
+        for turn in range(rounds):
+            if turn >= MIN_ROUNDS and time.perf_counter() - begin > seconds:
+                break
+            order = [*order[1:], order[0]] if 0 < turn < len(cases) else order
+            if turn >= len(cases):
+                drawn.shuffle(order)
+            for which in order:
+                kept[which].append(sample[which]())
+    finally:
+        gc.enable()
+    return kept
+
+
+def host_sample(case: Case) -> Sample:
+    """A CPU has the host's time only."""
+    case.prepare()
+    begin = time.perf_counter()
+    case.run()
+    taken = (time.perf_counter() - begin) * 1e6
+    return taken, taken, None
+
+
+class CudaClock:
+    """Host, wall and gated GPU times of one case."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.start, self.end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.spin = 100.0
+        self.given_up = False
+
+    def sample(self) -> Sample:
+        """(host, wall, gpu) in µs."""
+        self.case.prepare()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        self.case.run()
+        queued = time.perf_counter()
+        torch.cuda.synchronize()
+        done = time.perf_counter()
+        host = (queued - begin) * 1e6
+        return host, (done - begin) * 1e6, self._gated(100 + 2 * host * self.case.repeats)
+
+    def _gated(self, need: float) -> float | None:
+        """The GPU's time per run, behind a spin of ``need`` µs or of what it took before; None if that is too long.
+
+        A call that takes seconds, such as one that compiles, is that one sample's, not the end of all.
+        """
+        spin = max(need, self.spin)
+        while not self.given_up:
+            if spin > LONGEST_SPIN:
+                self.given_up = need <= LONGEST_SPIN
+                break
+            torch.cuda._sleep(int(spin * cycles_per_us(torch.cuda.current_device())))
+            self.start.record()
+            for _ in range(self.case.repeats):
+                self.case.prepare()
+                self.case.run()
+            self.end.record()
+            held = not self.start.query()
+            torch.cuda.synchronize()
+            if held:
+                return self.start.elapsed_time(self.end) * 1e3 / self.case.repeats
+            spin = self.spin = 2 * spin
+        return None
+
+
+@functools.cache
+def cycles_per_us(device: int) -> float:
+    """Clock cycles of ``torch.cuda._sleep`` per µs, on a GPU that is awake."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    cycles = 20_000_000
+    for _ in range(3):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize()
+    return cycles / (start.elapsed_time(end) * 1e3)
+
+
+# --- rows
+
+
+class Rows(list[Row]):
+    """Rows of one question.
+
+    A cell is a number, a text, or a series.  A time or a ratio of times that is a plain number belongs to the clock
+    that its row names (``clock``).
+    """
+
+    def where(self, **wanted: Any) -> Rows:
+        """Those whose columns have these values."""
+        return Rows(row for row in self if all(row.get(name) == value for name, value in wanted.items()))
+
+    def first(self, **wanted: Any) -> Row | None:
+        """The first with these values, or None."""
+        return next(iter(self.where(**wanted)), None)
+
+    def number(self, column: Column, **wanted: Any) -> float | None:
+        """A cell of the first row with these values, or None if there is no such row or no number in it."""
+        row = self.first(**wanted)
+        return None if row is None else number_in(row, column)
+
+    def values(self, column: str) -> list[Any]:
+        """The different values of a column, in the order in which they first stand there."""
+        return list(dict.fromkeys(row[column] for row in self if column in row))
+
+    def groups(self, *columns: str) -> Iterator[Rows]:
+        """Rows that are alike in some columns, in the order in which they first stand there."""
+        found: dict[tuple[Any, ...], Rows] = {}
+        for row in self:
+            found.setdefault(tuple(row.get(name) for name in columns), Rows()).append(row)
+        yield from found.values()
+
+
+def cell(row: Row, column: Column) -> Any:
+    """A row's cell; None where the row has no such column."""
+    return row.get(column) if isinstance(column, str) else column(row)
+
+
+def number_in(row: Row, column: Column) -> float | None:
+    """A cell as a number: of a measured one, the median."""
+    found = cell(row, column)
+    found = found["median"] if isinstance(found, Mapping) else found
+    return None if found is None else float(found)
+
+
+def best(row: Row) -> Series:
+    """The GPU's series if there is one, else the wall's."""
+    return row["gpu"] or row["wall"]
+
+
+def over(one: Series | None, other: Series | None) -> float | None:
+    """How many times as long one series takes as another, by their medians; None where one is missing.
+
+    Raises:
+        ValueError: they are of two clocks.
+    """
+    if not one or not other:
+        return None
+    if one["clock"] != other["clock"]:
+        raise ValueError(f"a time of the clock {one['clock']} over one of {other['clock']} says nothing")
+    return float(one["median"] / other["median"])
+
+
+def on_one_clock(rows: Rows) -> Rows:
+    """Rows that are compared, with the series ``time`` by one ``clock``.
+
+    The GPU's where all that were timed have one, else the wall's of all; None where a row was not timed.
+    """
+    timed = [row for row in rows if row.get("wall")]
+    clock = "GPU" if timed and all(row.get("gpu") for row in timed) else "wall"
+    return Rows({**row, "clock": clock, "time": row.get(clock.lower())} for row in rows)
+
+
+def on_own_clock(rows: Rows) -> Rows:
+    """Rows with the series ``time`` and its ``clock``: the GPU's where a row has one, else the wall's."""
+    return Rows({**row, "time": best(row), "clock": best(row)["clock"]} for row in rows)
+
+
+def by_clock_of(row: Row, other: Row | None) -> Series | None:
+    """The series of another row by the clock that a row names; None if there is none."""
+    return other and other[row["clock"].lower()]
+
+
+# --- columns as tables show them
+
+
+def number(value: float | None) -> str:
+    """Three digits, and thousands separated; of a count, an int, all of them."""
+    if value is None or isinstance(value, int) or abs(value) >= 100:
+        return "-" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
+
+
+def words(row: Row, column: Column) -> str:
+    """A cell as a table shows it: texts as they are, numbers in three digits, of a measured one the median."""
+    found = cell(row, column)
+    if isinstance(found, str):
+        return found
+    return number(found if isinstance(found, int) else number_in(row, lambda _: found))
+
+
+def in_units(column: Column, unit: float) -> Callable[[Row], float | None]:
+    """A column in units of so much; None where there is no number."""
+    return lambda row: None if (found := number_in(row, column)) is None else found / unit
+
+
+def formatted(column: Column, pattern: str, missing: str = "-") -> Shown:
+    """A column in a format, as "{:.2f} x"; of a series the median.
+
+    >>> formatted("share", "{:.1f} %")({"share": 12.34})
+    '12.3 %'
+    """
+    return lambda row: missing if (found := number_in(row, column)) is None else pattern.format(found)
+
+
+def ms(column: Column) -> Callable[[Row], float | None]:
+    """A column of µs in ms."""
+    return in_units(column, 1e3)
+
+
+def mib(column: Column) -> Callable[[Row], float | None]:
+    """A column of bytes in MiB."""
+    return in_units(column, 2**20)
+
+
+def percent(column: Column, pattern: str = "{:.1f} %") -> Shown:
+    """A column of percent."""
+    return formatted(column, pattern)
+
+
+def ratio(column: Column) -> Shown:
+    """A column of ratios."""
+    return formatted(column, "{:.2f} x")
+
+
+def error(column: Column = "error") -> Shown:
+    """A column of errors; nothing where none is known."""
+    return formatted(column, "{:.1e}", "")
+
+
+def gb(column: Column) -> Shown:
+    """A column of bytes in GB; less than half a megabyte is 0."""
+    found = in_units(column, 1e9)
+    return lambda row: "0" if abs(found(row) or 1) < 5e-4 or found(row) == 0 else number(found(row))
+
+
+def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
+    """A series: its median, and from where to where most of it lies."""
+    pattern = "{} ({} to {})"
+    return lambda row: (
+        pattern.format(*(number(found[end]) for end in ("median", low, high))) if (found := cell(row, column)) else "-"
+    )
+
+
+def spread_ms(column: Column) -> Shown:
+    """From where to where most of a series of µs lies, in ms."""
+    return lambda row: (
+        "-" if (found := cell(row, column)) is None else " to ".join(number(found[p] / 1e3) for p in ("p10", "p90"))
+    )
+
+
+def yes_or_no(column: Column) -> Shown:
+    """A column of truth."""
+    return lambda row: "yes" if cell(row, column) else "no"
+
+
+def last_line(column: Column = "ended") -> Shown:
+    """Of a text the last line, as much as a table has room for; nothing where there is no text."""
+    return lambda row: ((cell(row, column) or "").strip().splitlines() or [""])[-1][:120]
+
+
+def gb_per_s(nbytes: Column, time: Column) -> Callable[[Row], float | None]:
+    """A column of bytes over one of µs; None where one of them is missing or nothing was moved.
+
+    >>> gb_per_s("moved", "time")({"moved": 3e9, "time": 1e6})
+    3.0
+    """
+
+    def rate(row: Row) -> float | None:
+        moved, taken = number_in(row, nbytes), number_in(row, time)
+        return moved / taken / 1e3 if moved and taken else None
+
+    return rate
+
+
+# --- a run
+
+#: What may go wrong with one contender without ending the question: a refusal, no room, a rival that is not there.
+REFUSALS = (RuntimeError, MemoryError, ValueError, OSError, ImportError, NotImplementedError)
+
+
+@dataclass(eq=False)
+class Run:
+    """What a question measures with.
+
+    Attributes:
+        quick: toys in place of sizes: a smoke test whose numbers mean nothing.
+        options: values of the options that the question added.
+        left_out: what was not measured, and why.
+        known: rows that a question which goes on has measured before; it yields those that stay.
+        rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
+    """
+
+    device: torch.device
+    quick: bool = False
+    options: argparse.Namespace = field(default_factory=argparse.Namespace)
+    left_out: list[str] = field(default_factory=list)
+    known: Rows = field(default_factory=Rows)
+    warmup: int = 3
+
+    def __post_init__(self) -> None:
+        self.rounds, self.seconds = (3, 0.1) if self.quick else (40, 3.0)
+
+    def size(self, full: Item, toy: Item) -> Item:
+        """A size, or what ``--quick`` has in its place."""
+        return toy if self.quick else full
+
+    def each(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Items to measure one after the other, each in the memory that the last one gave back."""
+        for i, item in enumerate(items):
+            if i:
+                self.free()
+            yield item
+
+    def measure(
+        self,
+        cases: Sequence[Case],
+        rounds: int | None = None,
+        seconds: float | None = None,
+        warmup: int | None = None,
+        device: torch.device | None = None,
+    ) -> dict[str, Any]:
+        """The series ``host``, ``wall`` and ``gpu`` by name of case; a CPU's clock is for what is the host's alone."""
+        warmup = self.warmup if warmup is None else warmup
+        rounds, seconds = rounds or self.rounds, seconds or self.seconds
+        return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
+
+    def wall(self, cases: Sequence[Case], rounds: int | None = None, seconds: float | None = None) -> dict[str, Any]:
+        """Wall times of what blocks the host or moves pages: each is waited for, and so is what comes before it."""
+
+        def waited(run: Callable[[], object]) -> Callable[[], None]:
+            def call() -> None:
+                run()
+                torch.cuda.synchronize()
+
+            return call
+
+        found = [Case(case.name, waited(case.run), waited(case.prepare)) for case in cases]
+        times = self.measure(found, rounds, seconds, 1, torch.device("cpu"))
+        return {name: timing["wall"] for name, timing in times.items()}
+
+    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int | None = None) -> dict[str, Any]:
+        """Times until a call returns, whatever it queued."""
+        found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
+        return {name: timing["host"] for name, timing in found.items()}
+
+    def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[Row]:
+        """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
+        for name, timing in self.measure(cases).items():
+            yield {**columns, "case": name, **timing}
+
+    def say(self, text: str) -> None:
+        """Print what was found so far."""
+        print(f"  {text}", flush=True)
+
+    def leave_out(self, text: str) -> None:
+        """Say what is not measured, and why, here and in the results."""
+        self.left_out.append(text)
+        self.say(f"left out: {text}")
+
+    @contextlib.contextmanager
+    def attempt(self, name: str, errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
+        """A contender that may fail: what it says is kept, its memory is given back, the others go on.
+
+        ``errors`` are what may go wrong: of code that is not ours, as a compiler's, anything.
+        """
+        try:
+            yield
+        except errors as error:
+            self.left_out.append(f"{name}: {type(error).__name__}: {str(error).strip()[:600]}")
+            self.say(f"{name}: FAILED: {error}")
+        finally:
+            self.free()
+
+    def free(self) -> None:
+        """Give GPU memory back to the driver: managed memory is refused beyond a quarter of what is free."""
+        if self.quick and self.device.type == "cpu":
+            return  # toys need no room, and looking for garbage takes 0.3 s once torch.compile is loaded
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device, with its index, made current.
+
+    Raises:
+        SystemExit: the device is not here.
+    """
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if not found:
+        refuse(f"--device is {name!r}; use cuda, cuda:N or cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    index, there = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= there:
+        refuse(f"--device is {name!r}; torch sees {there} CUDA devices here, numbered from 0; or use --device cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+# --- a page
+
+
+class Table(NamedTuple):
+    """As it is shown: a title, headings, and lines of cells."""
+
+    title: str
+    headings: Sequence[str]
+    lines: Sequence[Sequence[str]]
+
+    def full(self) -> Table:
+        """Without columns that say nothing in any line."""
+        kept = [
+            i for i in range(len(self.headings)) if not self.lines or any(x[i] not in ("", "-") for x in self.lines)
+        ]
+        return Table(self.title, [self.headings[i] for i in kept], [[line[i] for i in kept] for line in self.lines])
+
+
+class Verdict(NamedTuple):
+    """A number to reach, and what was measured: None where it could not be."""
+
+    title: str
+    measured: float | None
+    limit: float
+    unit: str
+    at_least: bool
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bar is met; None if nothing was measured."""
+        if self.measured is None:
+            return None
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    def words(self) -> tuple[str, str, str, str]:
+        """Title, bar, measured, verdict."""
+        found = self.measured
+        if found is not None and isinstance(self.limit, int) and float(found).is_integer():
+            found = int(found)  # whole, where the limit is: a count
+        bar = f"{'≥' if self.at_least else '≤'} {number(self.limit)} {self.unit}".strip()
+        measured = "-" if found is None else f"{number(found)} {self.unit}".strip()
+        return self.title, bar, measured, {True: "met", False: "NOT met", None: "not measured here"}[self.met]
+
+
+#: A number, or one with a remark that goes behind the bar's title, or None: not measured.
+Measured = float | tuple[float, str] | None
+
+
+class Page:
+    """What a report says, by section of a note.
+
+    Attributes:
+        detail: what ``--show`` prints beside that.
+        bars: numbers to reach.
+        pictures: name, rows, panels or a function that draws, title, and the columns by which panels are repeated.
+    """
+
+    def __init__(self, section: str) -> None:
+        self.section = section
+        self.blocks: dict[str, list[Table | str]] = {}
+        self.bars: list[Verdict] = []
+        self.pictures: list[tuple[str, Rows, Any, str, Sequence[str]]] = []
+
+    @functools.cached_property
+    def detail(self) -> Page:
+        """Another page, of which no note shows anything."""
+        return Page(self.section)
+
+    def table(
+        self, title: str | Callable[[Rows], str], rows: Rows, columns: Mapping[str, Column], by: Sequence[str] = ()
+    ) -> None:
+        """A line per row, a table for each group of rows that are alike in ``by``.
+
+        Title and headings may have fields of the first row ("{work}, {clock}"), or the title be a function of the rows.
+        """
+        for group in rows.groups(*by):
+            lines = [[words(row, column) for column in columns.values()] for row in group]
+            self._table(title, group, [heading.format_map(group[0]) for heading in columns], lines)
+
+    def grid(
+        self,
+        title: str | Callable[[Rows], str],
+        rows: Rows,
+        down: str,
+        across: str,
+        cell: Column,
+        corner: str,
+        heading: Callable[[Any], str] = "{:,}".format,
+    ) -> None:
+        """A line per value of one column, across it the values of another, and ``cell`` where they meet."""
+        if rows:
+            over = sorted(rows.values(across))
+            known = {(row[down], row[across]): words(row, cell) for row in rows}
+            lines = [[str(name), *(known.get((name, value), "-") for value in over)] for name in rows.values(down)]
+            self._table(title, rows, [corner, *map(heading, over)], lines)
+
+    def _table(
+        self, title: str | Callable[[Rows], str], rows: Rows, headings: Sequence[str], lines: Sequence[Sequence[str]]
+    ) -> None:
+        if any(cell not in ("", "-") for line in lines for cell in line[1:]):  # a CPU has no GPU times
+            said = title(rows) if callable(title) else title.format_map(rows[0])
+            self.blocks.setdefault(self.section, []).append(Table(said, headings, lines))
+
+    def say(self, text: str | None, section: str = "") -> None:
+        """A sentence or a list, behind the tables or in a section that questions share; nothing if it is empty."""
+        if text:
+            self.blocks.setdefault(section or self.section, []).append(text)
+
+    def bar(
+        self,
+        title: str,
+        rows: Rows,
+        value: str | Callable[[Rows], Measured],
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        unit: str = "",
+    ) -> None:
+        """A number to reach: a column, of which the worst row decides, or a function of the rows, if there are any."""
+        found: Measured = None
+        if rows and callable(value):
+            found = value(rows)
+        elif not callable(value):
+            numbers = [x for row in rows if (x := number_in(row, value)) is not None]
+            found = (max if at_least is None else min)(numbers, default=None)
+        measured, remark = found if isinstance(found, tuple) else (found, "")
+        limit = at_most if at_least is None else at_least
+        if limit is None or None not in (at_most, at_least):
+            raise TypeError(f"bar {title!r}: give at_least or at_most")
+        self.bars.append(Verdict(title + remark, measured, limit, unit, at_least is not None))
+
+    def picture(self, name: str, rows: Rows, draw: Any, title: str = "", by: Sequence[str] = ()) -> None:
+        """One PNG, of panels (:mod:`experiments.pictures`) or by a function of an empty figure and the rows."""
+        if rows:
+            self.pictures.append((name, rows, draw, title, by))

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from experiments.harness import fingerprint
-from experiments.harness.columns import ms
-from experiments.harness.main import KEPT
-from experiments.harness.note import fill, markdown
-from experiments.harness.revision import ROOT
-from experiments.harness.rows import Row, Rows, best, number_in, over
-from experiments.harness.show import number
+from experiments.kept import KEPT, ROOT, fill, markdown
+from experiments.lab import Row, Rows, best, ms, number, number_in, over
 from experiments.lecture.page import Results
 from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.overlap.seven_billion import WITHIN
@@ -54,7 +49,7 @@ FINETUNES = {
     "bitsandbytes": "bitsandbytes PagedAdamW8bit",
     "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
     "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
-    "optimi": "optimi AdamW, gradient release",
+    "optimi": "optimi AdamW, gradient release, Kahan sums",
 }
 RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
@@ -135,13 +130,9 @@ def blocks(results: Results, page: str = "") -> dict[str, str]:
 
 
 def age(results: Results, shown: Sequence[str]) -> str:
-    """A sentence for each experiment and commit of what is shown: what has changed since."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for name in dict.fromkeys(shown):
-        part, topics = results.part(name)
-        known = found.setdefault((name.partition(".")[0], str(part["commit"])), [])
-        known += [topic for topic in topics if topic not in known]
-    return " ".join(f"`{name}` {fingerprint.age(commit, known)}." for (name, commit), known in found.items())
+    """A sentence for each experiment and commit of what is shown."""
+    found = dict.fromkeys((name.partition(".")[0], str(results.part(name)[0]["commit"])) for name in shown)
+    return " ".join(f"`{name}` measured at {commit}." for name, commit in found)
 
 
 def seven_billion(results: Results) -> str:
@@ -246,14 +237,12 @@ def numbers(results: Results) -> str:
         f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
         f"Llama's shapes,\nblocks computed again in the backward, batches of {ours['batch']} x {ours['tokens']:,} "
         f"tokens.\n\n{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
-        f"That is {share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
+        f"{share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
         f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
         f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
-        f"{small[BACKWARD]['taken']:.1f} GiB. GiB are the most that the driver gave to the process.\nbitsandbytes' "
-        "pages stay on the GPU while there is room; pushed out, torchtune's recipe makes "
-        f"{large['torchtune_out']['tokens_s']:,.0f} tokens/s.\nIn plain bfloat16 all but optimi round small updates "
-        "away. A card of 24 GB was not measured; a link slower than\nPCIe 5.0 x16 takes longer. One card and commit, "
-        f"{machine['when'][:10]}, {versions}."
+        f"{small[BACKWARD]['taken']:.1f} GiB. Memory is the driver's count. bitsandbytes' pages stay on the\nGPU while "
+        f"there is room; pushed out, torchtune's recipe makes {large['torchtune_out']['tokens_s']:,.0f} tokens/s. No "
+        f"24 GB card was measured; a link\nslower than PCIe 5.0 x16 takes longer. {machine['when'][:10]}, {versions}."
     )
 
 

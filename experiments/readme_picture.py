@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.panels import BLUE, GRAY, LETTERS, stacked
-from experiments.harness.plot import PAGE, save
-from experiments.harness.rows import Rows
-from experiments.harness.show import number
+from experiments.lab import Rows, number
+from experiments.pictures import BLUE, GRAY, LETTERS, PAGE, save, stacked
 from pagedopt.commands.results import new_figure
 
 

@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.harness.child import ROOT, Child
-from experiments.lab import Row, Rows, Run, Table, formatted, series
+from experiments.child import ROOT, Child
+from experiments.lab import Page, Row, Rows, Run, formatted, series
 from experiments.works.other_tree import steps
 
-MEASURES = ("kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 TREES = ("other", "this")
 LIMIT = 1800.0
 
@@ -82,10 +82,9 @@ def least_and_median(tree: str, row: Row) -> str:
     return f"{row[tree]['min']:,.1f} / {row[tree]['median']:,.1f}"
 
 
-TABLES = [
-    Table("µs a step of PagedAdamW", {
-        "work": "work", "clock": "clock", "other: min / median": functools.partial(least_and_median, "other"),
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    page.table("µs a step of PagedAdamW", rows, {"work": "work", "clock": "clock",
+        "other: min / median": functools.partial(least_and_median, "other"),
         "this: min / median": functools.partial(least_and_median, "this"),
-        "this / other": formatted("ratio", "{:.3f}"), "of": "of",
-    })
-]  # fmt: skip
+        "this / other": formatted("ratio", "{:.3f}"), "of": "of"})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Environment variables stand in one table: what the package reads in README.md, the others in CONTRIBUTING.md."""
+"""Environment variables are in one table: what the package reads in notes/setup.md, the others in CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def test_every_variable_is_in_one_table() -> None:
     users = named(*(ROOT / "pagedopt").rglob("*.py"))
     others = [path for folder in ("experiments", "scripts") for path in (ROOT / folder).rglob("*.py")]
     developers = named(*others, ROOT / "Makefile", ROOT / ".ci/run") - users
-    assert listed("README.md") == sorted(users)
+    assert listed("notes/setup.md") == sorted(users)
     assert listed("CONTRIBUTING.md") == sorted(developers)

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, yes_or_no
+from experiments.lab import Page, Row, Rows, Run, yes_or_no
 from experiments.works.trace import counted
 
-MEASURES = ()
 NEEDS_GPU = True
 SETTING = "epilogue_fusion_user_defined_triton_kernel"
 OFF, ON = "off", "on"
@@ -60,17 +59,12 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("kernels of a compiled function, by what follows a Triton kernel of the user's own", {
-        "what follows": "epilogue", SETTING: "setting", "kernels": "kernels", "right": yes_or_no("right"),
-    })
-]  # fmt: skip
-BARS = [
-    Bar(
-        "epilogues that are wrong with the default setting",
-        lambda rows: sum(row["wrong"] for row in rows),
-        at_most=0,
-        setting=OFF,
-    ),
-    Bar("epilogues that the setting fuses", lambda rows: sum(row["saved"] > 0 for row in rows), at_least=1, setting=ON),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("kernels of a compiled function, by what follows a Triton kernel of the user's own", rows,
+        {"what follows": "epilogue", SETTING: "setting", "kernels": "kernels",
+        "right": yes_or_no("right")})  # fmt: skip
+    page.bar("epilogues that are wrong with the default setting", rows.where(setting=OFF),
+        lambda rows: sum(row["wrong"] for row in rows), at_most=0)  # fmt: skip
+    page.bar("epilogues that the setting fuses", rows.where(setting=ON),
+        lambda rows: sum(row["saved"] > 0 for row in rows), at_least=1)  # fmt: skip

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Bar, Row, Rows, Run, Table, formatted, on_one_clock
+from experiments.lab import Page, Row, Rows, Run, formatted, on_one_clock
 from experiments.works.opaque_ways import OPAQUE, RULES, SEEN, SHOWN, WORKS
 from experiments.works.witnesses import witnessed
 
-MEASURES = ("clock", "kernels", "launch")
+MEASURES = ("kernels", "launch", "tables")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -34,14 +34,11 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("{work} on {device}, {clock}", by=("work",), columns={
-        "way": "case", "kernels": "all", "µs": "time",
-        "ncu: bytes ÷ the tensor's": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}"),
-    })
-]  # fmt: skip
-BARS = [
-    Bar("composed rules: launches", "all", at_most=1, case=RULES),
-    Bar("compiled, what it sees: kernels", "all", at_most=1, case=SEEN),
-    Bar("compiled, opaque: kernels", "all", at_least=3, case=OPAQUE),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("{work} on {device}, {clock}", rows, {"way": "case", "kernels": "all", "µs": "time",
+        "ncu: bytes ÷ the tensor's": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"],
+        "{:.2f}")}, by=("work", ))  # fmt: skip
+    page.bar("composed rules: launches", rows.where(case=RULES), "all", at_most=1)
+    page.bar("compiled, what it sees: kernels", rows.where(case=SEEN), "all", at_most=1)
+    page.bar("compiled, opaque: kernels", rows.where(case=OPAQUE), "all", at_least=3)

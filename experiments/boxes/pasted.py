@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.pasted_cases import CASES, as_rules, as_text
 from experiments.works.pasted_text import CUDA, LANGUAGES, NUMBA, TRITON
 from pagedopt import RuleError
@@ -44,15 +44,18 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "silent": int(row["found"] == WRONG)} for row in rows)
 
 
-TABLES = [
-    Table("func1 and func2 as one, in {language} on {device}", by=("language",), columns={
-        "what they are": "case", "pasted, or composed": "found", "in words": "said",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("composed rules that are wrong without a word", lambda rows: sum(row["silent"] for row in rows), at_most=0,
-        language=RULES),
-    Bar("pasted texts that are wrong without a word", lambda rows: max(
-        sum(row["silent"] for row in rows if row["language"] == language) for language in rows.values("language")
-    ), at_least=4),
-]  # fmt: skip
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.grid("func1 and func2 as one, on {device}", rows, "case", "language", "found", "what they are", str)
+    page.detail.table("func1 and func2 as one, in {language} on {device}", rows,
+        {"what they are": "case", "pasted, or composed": "found", "in words": "said"}, by=("language", ))  # fmt: skip
+    page.bar("composed rules that are wrong without a word", rows.where(language=RULES),
+        lambda rows: sum(row["silent"] for row in rows), at_most=0)  # fmt: skip
+    page.bar(
+        "pasted texts that are wrong without a word",
+        rows,
+        lambda rows: max(
+            sum(row["silent"] for row in rows if row["language"] == language) for language in rows.values("language")
+        ),
+        at_least=4,
+    )

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
 
-MEASURES = ()
 TOYS = ("SGD", "SparseAdam")
 LIMIT = 150
 WHOLE, PARTS, NOT = "compiled", "in parts", "not compiled"
@@ -121,16 +120,20 @@ def unclassified(rows: Rows) -> float:
     return len(set(names()) - set(rows.values("name")))
 
 
-TABLES = [
-    Table("classes of torch.optim, three steps in a compiled function", {
-        "class": "name", "became": "became", "graphs": "graphs", "breaks on purpose": "deliberate",
-        "other breaks": "breaks", "why": lambda row: row["ended"] or row["why"], "off from eager": "error",
-    }, where={"what": "class"}),
-    Table("compute capability", {
-        "least, as Inductor says": "least", "here": "here", "CUDA of this torch": lambda row: row["cuda"] or "-",
-    }, where={"what": "capability"}),
-]  # fmt: skip
-BARS = [
-    Bar("classes of torch.optim that are not classified", unclassified, at_most=0, toy=False),
-    Bar("compiled: parameters off from eager (lr is 0.001)", "error", at_most=1e-4),
-]
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    classes = rows.where(what="class")
+    whole = classes.where(became=WHOLE)
+    page.table("classes of torch.optim that are not compiled as a whole",
+        Rows(x for x in classes if x not in whole), {"class": "name", "became": "became",
+        "why": lambda row: row["ended"] or row["why"]})  # fmt: skip
+    page.say(f"Of {len(classes)} classes of torch.optim {len(whole)} are compiled as a whole.")
+    page.detail.table("classes of torch.optim, three steps in a compiled function", classes,
+        {"class": "name", "became": "became", "graphs": "graphs", "breaks on purpose": "deliberate",
+        "other breaks": "breaks", "why": lambda row: row["ended"] or row["why"],
+        "off from eager": "error"})  # fmt: skip
+    page.detail.table("compute capability", rows.where(what="capability"),
+        {"least, as Inductor says": "least", "here": "here",
+        "CUDA of this torch": lambda row: row["cuda"] or "-"})  # fmt: skip
+    page.bar("classes of torch.optim that are not classified", rows.where(toy=False), unclassified, at_most=0)
+    page.bar("compiled: parameters off from eager (lr is 0.001)", rows, "error", at_most=1e-4)

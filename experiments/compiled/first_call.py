@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.harness.panels import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, Lines
-from experiments.lab import Bar, Column, Plot, Row, Rows, Run, Table, error, formatted
+from experiments.lab import Column, Page, Row, Rows, Run, error, formatted
+from experiments.pictures import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, Lines
 from experiments.works.first_steps import (
     COLD,
     EACH,
@@ -34,7 +34,7 @@ from experiments.works.first_steps import (
 from experiments.works.fresh import empty_caches, fresh
 from experiments.works.phases import PHASES
 
-MEASURES = ("kernels", "launch", "step", "compiling")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 #: Ways whose processes use the same caches one after the other, and the numbers of tensors of each.
 Plan = Sequence[tuple[tuple[str, ...], Sequence[int]]]
 #: What it costs beside some 8 s for each of the 27 processes is reckoned from a first reading on an H200: cold 3, 7 and
@@ -111,27 +111,6 @@ def phase(name: str) -> Column:
     return lambda row: row["phases"][name]
 
 
-TABLES = [
-    Table("AdamW over N tensors of 64 x 64 on {device}: the first step of a process, {clock}", {
-        "step": "way", "N": "count", "first, s": "first", "of it until there is a step": "built", "later, µs": "later",
-        "kernels": "kernels",
-        **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS}, "error": error(),
-    }, where={"what": "step"}),
-    Table("its phases, each moment in one of them (s, {clock})", {
-        "step": "way", "N": "count", **{name: phase(name) for name in PHASES},
-        "in none": formatted("off", "{:.1%}"),
-    }, where={"phased": True}),
-    Table("the first step grows as N to the power of", {
-        "step": "way", "over N": lambda row: ", ".join(map(str, row["counts"])), "exponent": "exponent",
-        "between the last two": "last",
-    }, where={"what": "power"}),
-]  # fmt: skip
-BARS = [
-    Bar("ours, cold, one tensor", "first_s", at_most=0.5, unit="s", way=OURS_COLD, count=1, device="cuda"),
-    Bar("ours, cold, 1,000 tensors", "first_s", at_most=2.0, unit="s", way=OURS_COLD, count=1000, device="cuda"),
-    Bar("ours, warm", "first_s", at_most=0.3, unit="s", way=OURS_WARM, device="cuda"),
-    Bar("compiled: of the first step, what no phase explains", "off", at_most=0.05, device="cuda"),
-]
 COLORS = {COLD: ORANGE, WARM: RED, PORTABLE: GREEN, EACH: PURPLE, OURS_COLD: BLUE, OURS_WARM: "black"}
 PANEL = Lines(
     title="AdamW over tensors of 64 x 64: the first step of a process",
@@ -143,4 +122,27 @@ PANEL = Lines(
     label="tensors",
     inches=4.5,
 )
-PLOTS = [Plot("first-step", [PANEL], where={"what": "step", "device": "cuda"})]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, a picture, and what is held to a limit."""
+    steps, title = (rows.where(what="step"),
+        "AdamW over N tensors of 64 x 64 on {device}: first step of a process, {clock}")  # fmt: skip
+    columns: dict[str, Column] = {"step": "way", "N": "count", "first, s": "first", "later, µs": "later",
+        "kernels": "kernels", **{f"paid against {way}, steps": f"paid, {way}" for way in RIVALS}}  # fmt: skip
+    page.table(title, Rows(row for row in steps if row["count"] >= 110), columns)
+    more: dict[str, Column] = {"of it until there is a step": "built", "error": error()}
+    page.detail.table(title, steps, {**columns, **more})
+    page.detail.table("its phases, each moment in one of them (s, {clock})", rows.where(phased=True),
+        {"step": "way", "N": "count", **{name: phase(name) for name in PHASES},
+        "in none": formatted("off", "{:.1%}")})  # fmt: skip
+    page.detail.table("the first step grows as N to the power of", rows.where(what="power"),
+        {"step": "way", "over N": lambda row: ", ".join(map(str, row["counts"])), "exponent": "exponent",
+        "between the last two": "last"})  # fmt: skip
+    page.picture("first-step", rows.where(what="step", device="cuda"), [PANEL])
+    page.bar("ours, cold, one tensor", rows.where(way=OURS_COLD, count=1, device="cuda"), "first_s",
+        at_most=0.5, unit="s")  # fmt: skip
+    page.bar("ours, cold, 1,000 tensors", rows.where(way=OURS_COLD, count=1000, device="cuda"), "first_s",
+        at_most=2.0, unit="s")  # fmt: skip
+    page.bar("ours, warm", rows.where(way=OURS_WARM, device="cuda"), "first_s", at_most=0.3, unit="s")
+    page.bar("compiled: of the first step, what no phase explains", rows.where(device="cuda"), "off", at_most=0.05)

@@ -21,8 +21,8 @@ import torch
 from torch._logging import set_logs
 
 from experiments.compiled.mistakes import MISTAKES, message
-from experiments.harness.panels import COLORS, GRAY
-from experiments.lab import Plot, Row, Rows, Run, Table, Text, yes_or_no
+from experiments.lab import Page, Row, Rows, Run, yes_or_no
+from experiments.pictures import COLORS, GRAY
 from experiments.works.contenders import ADAMW, SGD, Build, compiled
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
@@ -195,16 +195,15 @@ def texts(rows: Rows) -> str:
     return "\n\n".join([*kept, *(f"{row['case']} failed: {row['ended']}" for row in rows.where(what="failed"))])
 
 
-TABLES = [
-    Table("Inductor's code for a step over two tensors on {device}", {
-        "step": "case", "kernels": "kernels", "loads": "loads", "stores": "stores", "tmp": "intermediates",
-    }, where={"what": "code"}),
-    Table("ways to the code", {
-        "way": "case", "lines": "lines", "paths": "paths", "the code itself": yes_or_no("code"),
-    }, where={"what": "way"}),
-    Table("where the message of a mistake points", {
-        "mistake in": "case", "error": "error", "file and line of the mistake": yes_or_no("named"), "it says": "at",
-    }, where={"what": "mistake"}),
-]  # fmt: skip
-PLOTS = [Plot("graph", coloured, where={"what": "graph"})]
-TEXTS = [Text("generated", texts)]
+def report(page: Page, rows: Rows) -> None:
+    """Tables, what follows, and a picture."""
+    page.table("Inductor's code for a step over two tensors on {device}", rows.where(what="code"),
+        {"step": "case", "kernels": "kernels", "loads": "loads", "stores": "stores",
+        "tmp": "intermediates"})  # fmt: skip
+    page.detail.table("ways to the code", rows.where(what="way"),
+        {"way": "case", "lines": "lines", "paths": "paths", "the code itself": yes_or_no("code")})  # fmt: skip
+    page.detail.table("where the message of a mistake points", rows.where(what="mistake"),
+        {"mistake in": "case", "error": "error", "file and line of the mistake": yes_or_no("named"),
+        "it says": "at"})  # fmt: skip
+    page.detail.say(texts(rows))
+    page.picture("graph", rows.where(what="graph"), coloured)

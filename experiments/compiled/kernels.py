@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Grid, Row, Run, last_line
+from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works.first_steps import kernels_of
 from experiments.works.fresh import rows_of
 from experiments.works.models import Work
@@ -26,7 +26,7 @@ from pagedopt import PagedLion
 LR, BETA1, BETA2 = 1e-4, 0.9, 0.99
 LIMIT = 150
 NEEDS_GPU = True
-MEASURES = ("launch",)
+MEASURES = ("launch", "tables")
 Tensors = list[torch.Tensor]
 #: An update of parameters from gradients and momenta, in place.
 Update = Callable[[Tensors, Tensors, Tensors], object]
@@ -112,10 +112,9 @@ def called(device: str, cases: Sequence[tuple[str, int]]) -> Iterator[Row]:
         yield row
 
 
-TABLES = [
-    Grid("kernels over N tensors of 64 x 64", "way", "count", lambda row: last_line()(row) or row["kernels"], "N"),
-]
-BARS = [
-    Bar("compiled optimizers of one's own: off from eager, in updates", "error", at_most=1e-3),
-    Bar("ours, launches at any N", "kernels", at_most=1, way=RULE),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.grid("kernels over N tensors of 64 x 64", rows, "way", "count",
+        lambda row: last_line()(row) or row["kernels"], "N")  # fmt: skip
+    page.bar("compiled optimizers of one's own: off from eager, in updates", rows, "error", at_most=1e-3)
+    page.bar("ours, launches at any N", rows.where(way=RULE), "kernels", at_most=1)

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, Text, last_line
+from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works.fresh import rows_of
 from experiments.works.models import HYPER, Work
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cpu, cuda
 
-MEASURES = ("step",)
+MEASURES = "optim"
 STEPS, LIMIT = 12, 150
 LR, MOVED, MISSING = "lr", "gradients in other memory", "a gradient is missing, every other step"
 GROUP, LOADED, NOTHING = "a new group", "loaded state", "nothing"
@@ -157,11 +157,11 @@ def of_ours(rows: Rows) -> str | None:
     return f"Ours, in {len(made)} such runs: {sum(made)} kernels made after the first step." if made else None
 
 
-TABLES = [
-    Table("{steps} steps of AdamW over two tensors on {device}, with a change before each but the first", {
-        "step": "way", "what changes": "change", "made again": "again", "steps run eagerly": "eager",
-        "warnings": "warned", "why": lambda row: last_line()(row) or row["reason"] or "",
-    }, where={"is_ours": False})
-]  # fmt: skip
-TEXTS = [Text("recompiles", of_ours)]
-BARS = [Bar("ours: kernels made after the first step, whatever changes", "again", at_most=0, is_ours=True)]
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, and what is held to a limit."""
+    page.table("{steps} steps of AdamW over two tensors on {device}, with a change before each but the first",
+        rows.where(is_ours=False), {"step": "way", "what changes": "change", "made again": "again",
+        "steps run eagerly": "eager", "warnings": "warned",
+        "why": lambda row: last_line()(row) or row["reason"] or ""})  # fmt: skip
+    page.say(of_ours(rows))
+    page.bar("ours: kernels made after the first step, whatever changes", rows.where(is_ours=True), "again", at_most=0)

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.harness.child import Child
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.memory_kinds import KINDS, memory
 
-MEASURES = ()
 VALUE, LIMIT = 7, 60.0
 #: What a kernel finds: the number that it was given, and the byte there.
 CUDA = r"""
@@ -103,14 +102,11 @@ def hexadecimal(column: str) -> Callable[[Row], str]:
     return lambda row: "-" if row.get(column) is None else f"{row[column]:#x}"
 
 
-TABLES = [
-    Table("addresses on {device}", where={"what": "kind"}, columns={
-        "memory": "kind", "for the CPU": hexadecimal("cpu"), "for the GPU": hexadecimal("gpu"),
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("addresses on {device}", rows.where(what="kind"),
+        {"memory": "kind", "for the CPU": hexadecimal("cpu"), "for the GPU": hexadecimal("gpu"),
         "the same": lambda row: "-" if row.get("same") is None else ("no", "yes")[row["same"]],
-        "the CPU reads there": CPU, "the GPU reads there": GPU,
-    }),
-]  # fmt: skip
-BARS = [
-    Bar("kinds of memory in which the two numbers differ", lambda rows: float(rows[0]["both"] - rows[0]["same"]),
-        at_most=0, what="sum"),
-]  # fmt: skip
+        "the CPU reads there": CPU, "the GPU reads there": GPU})  # fmt: skip
+    page.bar("kinds of memory in which the two numbers differ", rows.where(what="sum"),
+        lambda rows: float(rows[0]["both"] - rows[0]["same"]), at_most=0)  # fmt: skip

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from experiments.harness.child import Child
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.memory_kinds import DEVICE, KINDS, MANAGED, NBYTES, PAGEABLE, PINNED, RANGE, REGISTERED, memory
 
 NEEDS_GPU = True
-MEASURES = ()
 DIRECTIONS = ("HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default")
 SYNC, ASYNC, NONE = "cudaMemcpy", "cudaMemcpyAsync", "cuMemcpyAsync"
 #: The call, and its direction: the driver's has none.
@@ -145,13 +144,16 @@ def draw(figure: Any, rows: Rows) -> None:
         axes.set_ylim(len(KINDS) - 0.5, -0.5)
 
 
-TABLES = [
-    Table("{calls}: pairs of six kinds of memory, by direction", by=("calls",), where={"first": True}, columns={
-        "direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
-        "other pairs": "others", "right all the same": "right", "refused": "refused", "wrong data or a crash": "worse",
-    }),
-]  # fmt: skip
-BARS = [Bar("copies without a direction, or by Default, that are not right", "default", at_most=0, what="all")]
 TITLE = """cudaMemcpyAsync from one kind of memory (down) to another (across), by direction
 green: right; yellow: refused, with error 1; red: wrong or a crash; hatched: the direction does not fit"""
-PLOTS = [Plot("directions", draw, TITLE)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.table("{calls}: pairs of six kinds of memory, by direction", rows.where(first=True),
+        {"direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
+        "other pairs": "others", "right all the same": "right", "refused": "refused",
+        "wrong data or a crash": "worse"}, by=("calls", ))  # fmt: skip
+    page.picture("directions", rows, draw, TITLE)
+    page.bar("copies without a direction, or by Default, that are not right", rows.where(what="all"),
+        "default", at_most=0)  # fmt: skip

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import in_units
-from experiments.lab import Bar, Case, Grid, Lines, Plot, Row, Rows, Run, number, on_one_clock, over
+from experiments.lab import Case, Page, Row, Rows, Run, in_units, number, on_one_clock, over
+from experiments.pictures import Lines
 from experiments.works import list_copy
 from experiments.works.list_copy import Call, Tensors
 
-MEASURES = ("clock", "launch")
+MEASURES = ("launch", "tables")
 ENGINE, TORCH, FOREACH = "a call for each (cuMemcpyAsync; memcpy)", "torch copy_", "torch _foreach_copy_"
 KERNEL, OURS, BATCH = "one kernel over a list of pieces", "one pointer list (ours)", "cuMemcpyBatchAsync"
 WAYS = {
@@ -99,51 +99,15 @@ def shown(row: Row) -> str:
     return f"{number(row['time']['median'])} µs, {number(row['rate'])} GB/s"
 
 
-TABLES = [
-    Grid(f"{ONE}, of so many bytes: µs, GB/s, {{clock}}", "case", "size", shown, "bytes", where={"what": ONE}),
-    Grid(f"{MANY}, so many: µs, {{clock}}", "case", "size", "time", "pieces", where={"what": MANY}),
-    Grid("of these the GPU's µs, where all calls can be queued", "case", "size", "gpu", "pieces", where={"what": MANY}),
-]
-BARS = [
-    Bar(
-        "1 GiB by one pointer list, of the copy call",
-        "of_calls",
-        at_least=0.95,
-        unit="x",
-        what=ONE,
-        size=1 << 30,
-        device="cuda",
-        case=OURS,
-    ),
-    Bar(
-        "4,096 pieces by one pointer list, of _foreach_copy_",
-        "of_foreach",
-        at_least=5,
-        unit="x",
-        what=MANY,
-        size=4096,
-        device="cuda",
-        case=OURS,
-    ),
-]
-PLOTS = [
-    Plot(
-        "rates",
-        [
-            Lines(
-                title="A copy of one piece",
-                unit="GB/s",
-                x=in_units("size", 1 << 20),
-                y="rate",
-                each="case",
-                label="MiB",
-            )
-        ],
-        where={"what": ONE},
-    ),
-    Plot(
-        "pieces",
-        [Lines(title="A copy of many pieces of 24 B", x="size", y="time", each="case", label="pieces")],
-        where={"what": MANY},
-    ),
-]
+def report(page: Page, rows: Rows) -> None:
+    """Tables, a picture, and what is held to a limit."""
+    page.grid(f"{ONE}, of so many bytes: µs, GB/s, {{clock}}", rows.where(what=ONE), "case", "size", shown, "bytes")
+    page.detail.grid(f"{MANY}, so many: µs, {{clock}}", rows.where(what=MANY), "case", "size", "time", "pieces")
+    page.detail.grid("of these the GPU's µs, where all calls can be queued", rows.where(what=MANY), "case",
+        "size", "gpu", "pieces")  # fmt: skip
+    page.picture("rates", rows.where(what=ONE), [Lines(title="A copy of one piece", unit="GB/s",
+        x=in_units("size", 1 << 20), y="rate", each="case", label="MiB")])  # fmt: skip
+    page.bar("1 GiB by one pointer list, of the copy call",
+        rows.where(what=ONE, size=1 << 30, device="cuda", case=OURS), "of_calls", at_least=0.95, unit="x")  # fmt: skip
+    page.bar("4,096 pieces by one pointer list, of _foreach_copy_",
+        rows.where(what=MANY, size=4096, device="cuda", case=OURS), "of_foreach", at_least=5, unit="x")  # fmt: skip

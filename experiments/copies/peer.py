@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from experiments.copies.on_device import checked
-from experiments.lab import Bar, Bars, Case, Plot, Row, Rows, Run, Table, gb_per_s, on_one_clock, over
+from experiments.lab import Case, Page, Row, Rows, Run, gb_per_s, on_one_clock, over
+from experiments.pictures import Bars
 from experiments.works.list_copy import Call, in_torch, over_a_list
 from pagedopt.system.cuda.driver import bindings, call
 
 NEEDS_GPU = True
-MEASURES = ("clock", "launch")
+MEASURES = ("launch", "tables")
 GPUS = 2
 NBYTES, PIECES = 1 << 28, 64
 OFF, API, TORCH = "cuMemcpyPeerAsync, access off", "cuMemcpyPeerAsync", "torch copy_"
@@ -121,22 +122,13 @@ def derive(rows: Rows) -> Rows:
     return Rows([*rows.where(what="said"), *more])
 
 
-TABLES = [
-    Table("what the driver says of two GPUs", where={"what": "said"}, columns={
-        "access": "access", "rank of the way": "rank", "atomics": "atomics",
-    }),
-    Table("{bytes:,} bytes from one {gpu} to another, {clock}", where={"what": "copy"}, columns={
-        "by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api",
-    }),
-]  # fmt: skip
-BARS = [
-    Bar(f"{name}, of the API's copy", "of_api", at_least=0.85, unit="x", what="copy", case=name)
-    for name in (PULL, PUSH)
-]
-PLOTS = [
-    Plot(
-        "peer",
-        [Bars(title="From one {gpu} to another, {clock}", name="case", length="rate", unit="GB/s")],
-        where={"what": "copy"},
-    )
-]
+def report(page: Page, rows: Rows) -> None:
+    """Tables, a picture, and what is held to a limit."""
+    page.detail.table("what the driver says of two GPUs", rows.where(what="said"),
+        {"access": "access", "rank of the way": "rank", "atomics": "atomics"})  # fmt: skip
+    page.table("{bytes:,} bytes from one {gpu} to another, {clock}", rows.where(what="copy"),
+        {"by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api"})  # fmt: skip
+    page.picture("peer", rows.where(what="copy"), [Bars(title="From one {gpu} to another, {clock}",
+        name="case", length="rate", unit="GB/s")])  # fmt: skip
+    for name in (PULL, PUSH):
+        page.bar(f"{name}, of the API's copy", rows.where(what="copy", case=name), "of_api", at_least=0.85, unit="x")

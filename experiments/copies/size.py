@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, yes_or_no
+from experiments.lab import Page, Row, Rows, Run, yes_or_no
 from experiments.works import list_copy
 
-MEASURES = ("launch",)
+MEASURES = ("launch", "tables")
 GUARD, MARK, STEP = 64, 0xA5, 1 << 24
 EDGES = tuple(2**power + off for power in (31, 32) for off in (-1, 1))
 Way = Callable[[torch.Tensor, torch.Tensor], object]
@@ -123,10 +123,9 @@ def of_way(rows: Rows) -> Row:
     }
 
 
-TABLES = [
-    Table("copies on {device}", where={"what": "way"}, columns={
-        "by": "way", "bytes": "sizes", "every byte arrived": yes_or_no("right"),
-        "bytes beside it untouched": yes_or_no("guards"), "error": "said",
-    }),
-]  # fmt: skip
-BARS = [Bar("copies of any size that are spoiled", "spoiled", at_most=0, what="sum")]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("copies on {device}", rows.where(what="way"),
+        {"by": "way", "bytes": "sizes", "every byte arrived": yes_or_no("right"),
+        "bytes beside it untouched": yes_or_no("guards"), "error": "said"})  # fmt: skip
+    page.bar("copies of any size that are spoiled", rows.where(what="sum"), "spoiled", at_most=0)

@@ -14,10 +14,10 @@ from functools import partial
 
 import torch
 
-from experiments.lab import Case, Grid, Lines, Plot, Row, Run, cycles_per_us, number
+from experiments.lab import Case, Page, Row, Rows, Run, cycles_per_us, number
+from experiments.pictures import Lines
 from pagedopt.system.cuda import driver
 
-MEASURES = ("clock",)
 SIZES = (*[8 * 4**i for i in range(9)], 1 << 20)
 HOLD_US = 50_000.0
 
@@ -74,14 +74,11 @@ def shown(row: Row) -> str:
     return number(row["host"]["median"]) + (", waits" if row["returns"] is False else "")
 
 
-TABLES = [
-    Grid(
-        "to {device}: µs of the host; waits: does not return while the stream is held",
-        "case",
-        "bytes",
-        shown,
-        "bytes",
-    )
-]
 SHOWN = Lines(title="What the host spends on one short copy", x="bytes", y="host", each="case", label="bytes")
-PLOTS = [Plot("small", [SHOWN])]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and a picture."""
+    page.grid("to {device}: µs of the host; waits: does not return while the stream is held", rows, "case",
+        "bytes", shown, "bytes")  # fmt: skip
+    page.picture("small", rows, [SHOWN])

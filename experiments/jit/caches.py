@@ -18,14 +18,14 @@ from pathlib import Path
 
 import torch
 
-from experiments.harness import child
-from experiments.lab import Bar, Row, Run, Table
+from experiments import child
+from experiments.lab import Page, Row, Rows, Run
 from pagedopt import multi_tensor_apply
 from pagedopt.formats.floating import of_dtype
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES
 
-MEASURES = ("compiling",)
+MEASURES = ("kernels/nvrtc.py", "system")
 LIMIT = 120.0
 #: The GPU's architecture, the version of NVRTC if it is another, and variables.
 Place = tuple[str, str, dict[str, str]]
@@ -129,13 +129,10 @@ def measure(run: Run) -> Iterator[Row]:
             yield from pool.map(looked_at, names, copies, [device] * len(names))
 
 
-TABLES = [
-    Table("two kernels, and what is done to their folder, {device}", {
-        "case": "case", "wrong results": "wrong", "files found": "found", "left as they were": "left",
-        "made anew": "anew", "made beside": "beside",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("files that are damaged, planted or open to others, and were believed", "believed", at_most=0),
-    Bar("processes that computed something else", "wrong", at_most=0),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("two kernels, and what is done to their folder, {device}", rows,
+        {"case": "case", "wrong results": "wrong", "files found": "found", "left as they were": "left",
+        "made anew": "anew", "made beside": "beside"})  # fmt: skip
+    page.bar("files that are damaged, planted or open to others, and were believed", rows, "believed", at_most=0)
+    page.bar("processes that computed something else", rows, "wrong", at_most=0)

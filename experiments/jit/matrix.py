@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from experiments.harness.revision import ROOT
-from experiments.lab import Bar, Row, Rows, Run, Text
+from experiments.child import ROOT
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import wheels
 
 CPU_ONLY = True
-MEASURES = ()
 TOYS: wheels.Axes = {"python": ("3.11",), "cuda": ("13.0",), "torch": ("2.10", "2.13"), "system": ("win_amd64",)}
 OURS = "pagedopt"
 SAYS = {
@@ -66,5 +65,7 @@ def counted(rows: Rows) -> str:
     return f"Wheels that pip takes, asked for each of {rows[0]['machines']} machines, and how many they serve: {kinds}."
 
 
-TEXTS = [Text("matrix", counted)]
-BARS = [Bar("wheels of ours", "wheels", at_most=1, kind=OURS)]
+def report(page: Page, rows: Rows) -> None:
+    """What follows and what is held to a limit."""
+    page.say(counted(rows))
+    page.bar("wheels of ours", rows.where(kind=OURS), "wheels", at_most=1)

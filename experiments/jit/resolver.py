@@ -14,11 +14,10 @@ import venv
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.lab import Row, Rows, Run, Text
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.wheels import pip, put
 
 CPU_ONLY = True
-MEASURES = ()
 #: In this order, in one environment.
 TYPED = ("install host", "install add-on", "install host==2.0", "install add-on host==2.0")
 
@@ -54,4 +53,6 @@ def line_after_line(rows: Rows) -> str:
     return f"The host that each line leaves, with an add-on compiled for host 1.0: {'; '.join(lines)}."
 
 
-TEXTS = [Text("resolver", line_after_line)]
+def report(page: Page, rows: Rows) -> None:
+    """What follows."""
+    page.say(line_after_line(rows))

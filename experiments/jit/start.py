@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-from experiments.lab import BLUE, GRAY, Bar, Bars, Plot, Row, Rows, Run, Table, Text, series
+from experiments.lab import Page, Row, Rows, Run, series
+from experiments.pictures import BLUE, GRAY, Bars
 from experiments.works.compiling import OURS, WAYS, Way, work
 from experiments.works.fresh import empty_caches, fresh
 from experiments.works.models import HYPER
 from experiments.works.reference import Bound, Reference
 
-MEASURES = ("kernels", "launch", "step", "compiling")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 #: Tensors of 64²: of more a compiler on a CPU makes minutes of work.
 TENSORS = {"cuda": 36, "cpu": 8}
 #: Seconds after which a process is given up; that a user will wait for.
@@ -125,20 +126,19 @@ def color(name: str) -> str:
     return BLUE if OURS in name else GRAY
 
 
-TABLES = [
-    Table("{tensors} tensors of 64² on {device}, wall times", {
-        "way": "case", "built ahead, s": "build", "cold, s": "cold", "warm, s": "warm",
-        "cold, the whole process, s": "process",
-        "without a compiler": lambda row: row["refusal"][:60] or "yes", "tag": "tag",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("first step of ours, cold", "cold", at_most=0.5, unit="s", case=OURS),
-    Bar("first step of ours, warm", "warm", at_most=0.3, unit="s", case=OURS),
-]
 PANELS = [
     Bars(title="cold: with empty caches", unit="s", name="case", length="cold", colors=color),
     Bars(title="warm: with filled ones", unit="s", name="case", length="warm", colors=color, where={"again": True}),
 ]
-PLOTS = [Plot("start", PANELS, "How long the first step of AdamW takes, {tensors} tensors, {device}")]
-TEXTS = [Text("start", convenient)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
+    page.table("{tensors} tensors of 64² on {device}, wall times", rows,
+        {"way": "case", "built ahead, s": "build", "cold, s": "cold", "warm, s": "warm",
+        "cold, the whole process, s": "process",
+        "without a compiler": lambda row: row["refusal"][:60] or "yes", "tag": "tag"})  # fmt: skip
+    page.say(convenient(rows))
+    page.picture("start", rows, PANELS, "How long the first step of AdamW takes, {tensors} tensors, {device}")
+    page.bar("first step of ours, cold", rows.where(case=OURS), "cold", at_most=0.5, unit="s")
+    page.bar("first step of ours, warm", rows.where(case=OURS), "warm", at_most=0.3, unit="s")

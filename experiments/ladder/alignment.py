@@ -15,14 +15,14 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.harness.columns import error, percent
-from experiments.lab import Bar, Bars, Plot, Row, Rows, Run, Table, by_clock_of, number, on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, by_clock_of, number, on_one_clock, over, percent
+from experiments.pictures import Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.reference import Bound
 
-MEASURES = ("clock", "kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 ON, OFF = "on 16 bytes", "one element off"
 PARAMS, GRADS, STATE = "parameters", "gradients", "state"
 #: What begins one element off: gradients do in the buckets of DDP and FSDP2, parameters too in FSDP's flat ones.
@@ -92,18 +92,16 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("{work} on {device}, {numel:,} parameters", columns={
-        "optimizer": "optimizer", "tensors begin": "where", "µs, {clock}": "time", "of the copy": percent("share"),
-        "÷ on 16 bytes": lambda row: f"{number(row['cost'])} x",
-        "on 16 bytes": percent(lambda row: 100 * row["aligned"], "{:.0f} %"), "error": error(),
-    })
-]  # fmt: skip
-BARS = [
-    Bar("ours one element off, against on 16 bytes", "cost", at_most=1.15, unit="x", optimizer=OURS, where=OFF,
-        device="cuda"),
-    Bar("one element off, tensors that begin on 16 bytes", "aligned", at_most=0, where=OFF),
-]  # fmt: skip
 PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=contenders.color)]
 TITLE = "A step comes less close to a copy where tensors begin off 16 bytes, ours by least"
-PLOTS = [Plot("alignment", PANELS, TITLE, {"device": "cuda"}, by=("where",))]  # on a CPU a copy is no floor
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.table("{work} on {device}, {numel:,} parameters", rows,
+        {"optimizer": "optimizer", "tensors begin": "where", "µs, {clock}": "time",
+        "of the copy": percent("share"), "÷ on 16 bytes": lambda row: f"{number(row['cost'])} x"})  # fmt: skip
+    page.picture("alignment", rows.where(device="cuda"), PANELS, TITLE, by=("where",))
+    page.bar("ours one element off, against on 16 bytes",
+        rows.where(optimizer=OURS, where=OFF, device="cuda"), "cost", at_most=1.15, unit="x")  # fmt: skip
+    page.bar("one element off, tensors that begin on 16 bytes", rows.where(where=OFF), "aligned", at_most=0)

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.harness.machine import chosen_device
-from experiments.lab import Bar, Grid, Row, Rows, Run, Text, last_line
+from experiments.lab import Page, Row, Rows, Run, chosen_device, last_line
 from experiments.works.batching import installed
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched
@@ -27,7 +26,7 @@ from experiments.works.models import Work
 from experiments.works.rungs import DEFAULT, LIST, OPERATIONS, STRUCT, Operation
 from experiments.works.trace import Incomplete, counted
 
-MEASURES = ("launch", "transports", "step")
+MEASURES = ("launch", "tables", "transports", "optim")
 COUNTS, TOYS = (1, 10, 36, 37, 48, 110, 111, 300, 1000), (1, 10, 37)
 #: Lists that are compiled: longer ones take minutes (the question of compiled_optimizer).
 COMPILED_COUNTS, COMPILED_ON_CPU = (1, 10, 36, 110), (1, 4, 8)
@@ -147,11 +146,14 @@ def default(rows: Rows) -> str | None:
 TITLE = "{operation}: kernels of a step over N tensors of (2, 3); on a CPU operators"
 GRID: dict[str, Any] = {"down": "rung", "across": "count", "cell": shown, "corner": "N"}
 #: SGD's table is that of the addition, and with momentum it lies between this and AdamW's.
-TABLES = [Grid(TITLE, **GRID, where={"what": "count", "operation": name}) for name in ("add", "AdamW")]
-BARS = [
-    Bar("the loop launches M x N, off by", "off", at_most=0, rung=LOOP),
-    Bar("foreach and fused launch what the header says, off by", "off_batched", at_most=0),
-    Bar("ours in structs of 4 KB launches what its table says, off by", "off", at_most=0, rung=STRUCT),
-    Bar("launches of ours, at any N", "launches", at_most=1, rung=LIST),
-]
-TEXTS = [Text("counts", default)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, and what is held to a limit."""
+    page.grid(TITLE, rows.where(what="count", operation="AdamW"), **GRID)
+    page.detail.grid(TITLE, rows.where(what="count", operation="add"), **GRID)
+    page.say(default(rows))
+    page.bar("the loop launches M x N, off by", rows.where(rung=LOOP), "off", at_most=0)
+    page.bar("foreach and fused launch what the header says, off by", rows, "off_batched", at_most=0)
+    page.bar("ours in structs of 4 KB launches what its table says, off by", rows.where(rung=STRUCT), "off", at_most=0)
+    page.bar("launches of ours, at any N", rows.where(rung=LIST), "launches", at_most=1)

@@ -17,15 +17,14 @@ from pathlib import Path
 import torch
 
 import pagedopt
-from experiments.harness.columns import last_line, percent
-from experiments.harness.machine import chosen_device
-from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, console, on_one_clock
+from experiments.lab import Page, Row, Rows, Run, chosen_device, last_line, on_one_clock, percent
+from experiments.pictures import Lines
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON
 from experiments.works.fresh import fresh
 from experiments.works.models import Work
 
-MEASURES = ("clock", "kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 OPTIM = Path(torch.__file__).parent / "optim" / "adam.py"
 HEADERS = Path(torch.__file__).parent / "include" / "ATen" / "native" / "cuda"
 FUSED_HEADERS = ("adam_utils", "adam_impl", "adam_amsgrad_impl", "adamw_impl", "adamw_amsgrad_impl")
@@ -116,7 +115,7 @@ def compiled_share(device: str) -> Iterator[Row]:
     Raises:
         RuntimeError: it could not be built; as it was said.
     """
-    run = Run(chosen_device(device), False, console())
+    run = Run(chosen_device(device), False)
     found = list(timed(run, [COMPILED]))
     if not found:
         raise RuntimeError("; ".join(run.left_out))
@@ -145,14 +144,6 @@ def shorter(rows: Rows) -> float | None:
     return sum(row["lines"] < ours["lines"] and row["share"] >= ours["share"] for row, ours in pairs)
 
 
-TABLES = [
-    Table("AdamW over {work} on {device}", columns={
-        "rung": "case", "lines": "lines", "beneath, once": "beneath", "of Python": "python", "of CUDA": "cuda",
-        "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad", "µs, {clock}": "time",
-        "of the copy": percent("share", "{:.0f} %"), "lines per %": "per", "": last_line(),
-    })
-]  # fmt: skip
-BARS = [Bar("rungs with fewer lines than ours and as close to a copy", shorter, at_most=0, device="cuda")]
 PANELS = [
     Lines(
         title="Fewer lines do not cost the rate of a copy",
@@ -166,4 +157,14 @@ PANELS = [
         inches=4,
     )
 ]
-PLOTS = [Plot("effort", PANELS, where={"device": "cuda"})]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.table("AdamW over {work} on {device}", rows,
+        {"rung": "case", "lines": "lines", "beneath, once": "beneath", "of Python": "python",
+        "of CUDA": "cuda", "for": lambda row: "AdamW" if row["alone"] else "Adam, AdamW, amsgrad",
+        "µs, {clock}": "time", "of the copy": percent("share", "{:.0f} %"), "lines per %": "per",
+        "": last_line()})  # fmt: skip
+    page.picture("effort", rows.where(device="cuda"), PANELS)
+    page.bar("rungs with fewer lines than ours and as close to a copy", rows.where(device="cuda"), shorter, at_most=0)

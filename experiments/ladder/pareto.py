@@ -20,10 +20,22 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import error, last_line, mib, ms, percent
-from experiments.harness.machine import chosen_device
-from experiments.harness.panels import GRAY, RED, Lines
-from experiments.lab import Bar, Case, Plot, Row, Rows, Run, Table, console, on_one_clock
+from experiments.lab import (
+    Case,
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    chosen_device,
+    error,
+    last_line,
+    mib,
+    ms,
+    on_one_clock,
+    percent,
+)
+from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
 from experiments.works.contenders import (
     COMPILED,
@@ -43,7 +55,7 @@ from experiments.works.trace import counted
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 DEVICE = f"{OURS}, device"
 TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 #: Whose state goes where it is used: paged_state weighs them.
@@ -165,7 +177,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
     """In a process of its own, with empty caches: what a contender that is compiled takes and needs."""
-    run = Run(chosen_device(device), False, console())
+    run = Run(chosen_device(device), False)
     work = works(run)[key]
     yield weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
 
@@ -241,19 +253,6 @@ def named(contender: str) -> str:
     return "black" if (color := contenders.color(contender)) == GRAY else color
 
 
-TABLES = [
-    Table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", by=("key",), columns={
-        "contender": "case", "ms, {clock}": ms("time"), "device, MiB": mib("need"),
-        "of it only in a step": mib("extra"), "away, MiB": mib("away"), "kernels": "kernels",
-        "of the copy": percent("share", "{:.0f} %"), "error": error(), "on the Pareto front": ended,
-    })
-]  # fmt: skip
-BARS = [
-    Bar("works in which ours is off the Pareto front of exact updates", fronts, at_most=0, case=DEVICE),
-    Bar("ours on the device, bytes beyond two moments", "beyond", at_most=1 << 20, unit="B", case=DEVICE),
-    Bar("foreach's peak is one float32 number a parameter, GPT-2, off by", "from_one", at_most=0.05, case=FOREACH,
-        key="gpt2"),
-]  # fmt: skip
 PANELS = [
     Front(
         title="{work}, {numel:,} parameters",
@@ -268,4 +267,20 @@ PANELS = [
 ]
 TITLE = """Solid: nobody is faster in less memory; dotted: nobody who is as exact as float32
 grey: the others; dashed: two moments in float32"""
-PLOTS = [Plot(f"pareto-{key}", PANELS, TITLE, {"key": key}) for key in ("gpt2", "1000", "llama")]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
+        "device, MiB": mib("need"), "away, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
+        "error": error(), "on the Pareto front": ended}  # fmt: skip
+    front = Rows(row for row in rows if row["front"] or row["front_exact"])
+    page.table("nobody is faster in less memory", front, {"work": "work", **columns})
+    page.detail.table("{work} on {device}: {numel:,} parameters in {tensors:,} tensors", rows,
+        {**columns, "of it only in a step": mib("extra"), "kernels": "kernels"}, by=("key", ))  # fmt: skip
+    page.picture("pareto-llama", rows.where(key="llama"), PANELS, TITLE)
+    page.bar("works in which ours is off the Pareto front of exact updates", rows.where(case=DEVICE), fronts, at_most=0)
+    page.bar("ours on the device, bytes beyond two moments", rows.where(case=DEVICE), "beyond",
+        at_most=1 << 20, unit="B")  # fmt: skip
+    page.bar("foreach's peak is one float32 number a parameter, GPT-2, off by",
+        rows.where(case=FOREACH, key="gpt2"), "from_one", at_most=0.05)  # fmt: skip

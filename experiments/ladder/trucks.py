@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as functional
 
-from experiments.harness.child import only
-from experiments.harness.columns import mib, ms
-from experiments.harness.panels import Lines
-from experiments.lab import Bar, Case, Grid, Plot, Row, Rows, Run, Text, console, number, on_one_clock, series
+from experiments.child import only
+from experiments.lab import Case, Page, Row, Rows, Run, mib, ms, number, on_one_clock, series
+from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import HYPER, Work
@@ -31,7 +30,7 @@ from experiments.works.weight import Scales, extra, high_water
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
-MEASURES = ("clock", "kernels", "launch", "transports")
+MEASURES = ("kernels", "launch", "tables", "transports")
 TENSORS = 512
 #: torch's allocator takes memory in pieces of up to so many bytes: held to less, it stops what would pass.
 SEGMENT = 20 << 20
@@ -145,7 +144,7 @@ def passes(step: Step, bridge: int, device: torch.device) -> bool:
 
 def resident(key: str, way: str, size: int) -> Iterator[Row]:
     """In a process of its own: by how much a step raises what the process has in RAM at its peak."""
-    run = Run(torch.device("cpu"), False, console())
+    run = Run(torch.device("cpu"), False)
     step = WAYS[way](lists_of(works(run)[key], run.device), size)
     step()
     before = high_water(reset=True)
@@ -203,23 +202,6 @@ class Peaks(Lines):
 
 
 GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a group"}
-TABLES = [
-    Grid(f"{{work}} on {{device}} ({{key}}): {said}", cell=cell, where={"key": key}, **GRID)
-    for key, said, cell in (
-        ("trips cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "ms a step, {clock}", ms("time")),
-        ("bytes cost", "kernels", "kernels"),
-        ("bytes cost", "MiB at the peak", mib("extra")),
-    )
-]
-BARS = [
-    Bar("trips are 512 / b, off by", "off", at_most=0),
-    Bar("foreach's extra is one intermediate of its group, off by", "from_one", at_most=0.05, key="bytes cost",
-        way=FOREACH),
-    Bar("ours in one group, bytes at the peak", "extra", at_most=1 << 20, unit="B", way=OURS, trips=1),
-    Bar("largest group of ours within the memory limit", lambda rows: largest(rows, OURS), at_least=TENSORS),
-]  # fmt: skip
-TEXTS = [Text("trucks", bridge)]
 DRAWN: dict[str, Any] = {"x": "size", "each": "way", "label": "b, tensors in a group", "colors": contenders.color}
 PANELS = [
     Lines(title="{work}: {key}", unit="ms a step", y=ms("time"), inches=4.5, **DRAWN),
@@ -232,4 +214,21 @@ PANELS = [
         **DRAWN,
     ),
 ]
-PLOTS = [Plot("trucks", PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
+    for on, key, said, cell in (
+        (page, "bytes cost", "MiB at the peak", mib("extra")),
+        (page.detail, "trips cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "ms a step, {clock}", ms("time")),
+        (page.detail, "bytes cost", "kernels", "kernels"),
+    ):
+        on.grid(f"{{work}} on {{device}} ({{key}}): {said}", rows.where(key=key), cell=cell, **GRID)
+    page.say(bridge(rows))
+    page.picture("trucks", rows, PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))
+    page.bar("trips are 512 / b, off by", rows, "off", at_most=0)
+    page.bar("foreach's extra is one intermediate of its group, off by",
+        rows.where(key="bytes cost", way=FOREACH), "from_one", at_most=0.05)  # fmt: skip
+    page.bar("ours in one group, bytes at the peak", rows.where(way=OURS, trips=1), "extra", at_most=1 << 20, unit="B")
+    page.bar("largest group of ours within the memory limit", rows, lambda rows: largest(rows, OURS), at_least=TENSORS)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from experiments.harness import child
+from experiments import child
 from experiments.lab import Case, Row, Run, best, measure, over
 from experiments.works.fresh import fresh
 from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget

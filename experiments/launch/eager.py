@@ -19,11 +19,10 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Row, Rows, Run, Table, Text, cycles_per_us
+from experiments.lab import Page, Row, Rows, Run, cycles_per_us
 from experiments.works.dispatch import dispatched
 from experiments.works.trace import counted
 
-MEASURES = ()
 LINES = ("x = torch.tensor([1, 2, 3], device=device)", "y = x + 1", "print(y)", "z = torch.cos(y)", "w = torch.relu(z)")
 #: µs for which the stream is held.
 HELD = 20_000
@@ -78,5 +77,9 @@ def sentence(rows: Rows) -> str | None:
 
 COLUMNS = {name: name for name in ("dispatched", "operators", "launches", "kernels", "copies")}
 COLUMNS |= {"torch warns": "warnings", "µs behind a held stream": "held"}
-TABLES = [Table("line by line, {device}", {"line": lambda row: f"`{row['line']}`", **COLUMNS})]
-TEXTS = [Text("eager", sentence)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what follows."""
+    page.table("line by line, {device}", rows, {"line": lambda row: f"`{row['line']}`", **COLUMNS})
+    page.say(sentence(rows))

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Case, Lines, Plot, Row, Rows, Run, Table, Text, number, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, number, series
+from experiments.pictures import Lines
 from experiments.works.slices import COMBINED, SPLIT, Slices
 from experiments.works.trace import counted
 
 NEEDS_GPU = True
-MEASURES = ("clock",)
 BATCHES = (64, 256, 1024, 4096, 16384, 65536)
 #: A launch is hidden where the call takes no more than this beyond its kernels.
 HIDDEN = 1.1
@@ -64,14 +64,6 @@ def sentence(rows: Rows) -> str:
     )
 
 
-TABLES = [
-    Table("{case}", by=("case",), columns={
-        "rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu", "wall ÷ GPU": "of_gpu",
-        "a kernel, µs": "each", "exposed µs a kernel": "exposed", "trace: kernel before, µs": "before",
-        "trace: gap, µs": "gap_each",
-    })
-]  # fmt: skip
-TEXTS = [Text("gaps", sentence)]
 DRAWN = Lines(
     title="The longer kernels are, the less the GPU waits for the next launch",
     unit="% of a call that the GPU waits",
@@ -83,4 +75,14 @@ DRAWN = Lines(
     level=("hidden", lambda _: waits(HIDDEN)),
     inches=3.6,
 )
-PLOTS = [Plot("gaps", [DRAWN])]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, and a picture."""
+    columns: dict[str, Column] = {"rows a slice": "batch", "wall µs": "wall", "GPU µs": "gpu",
+        "wall ÷ GPU": "of_gpu", "a kernel, µs": "each", "exposed µs a kernel": "exposed",
+        "trace: kernel before, µs": "before", "trace: gap, µs": "gap_each"}  # fmt: skip
+    page.table("{case}", rows.where(case=SPLIT), columns)
+    page.detail.table("{case}", rows.where(case=COMBINED), columns)
+    page.say(sentence(rows))
+    page.picture("gaps", rows, [DRAWN])

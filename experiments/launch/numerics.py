@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, error
+from experiments.lab import Page, Row, Rows, Run, error
 from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
 
-MEASURES = ("launch",)
+MEASURES = ("launch", "tables")
 UNCOMPILED = (SPLIT, COMBINED, LIST)
 WAYS = (*UNCOMPILED, *COMPILED.values())
 
@@ -55,16 +55,15 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "of_eager": row["error"] / eager if eager and "error" in row else None} for row in rows)
 
 
-TABLES = [
-    Table("{seeds} seeds, {device}", where={"of": "way"}, columns={
-        "way": "case", "largest difference from split_stack": error("difference"), "seeds without any": "alike",
-        "largest error against float64": error(), "rms": error("rms"), "error ÷ split_stack's": "of_eager",
-    }),
-    Table("the order of a sum", where={"of": "sum"}, columns={"sum": "sum", "difference": error("difference")}),
-]  # fmt: skip
-BARS = [Bar("combined against split_stack, largest difference", "difference", at_most=0, case=COMBINED)]
-for name in COMPILED.values():
-    BARS += [
-        Bar(f"{name}: largest difference from eager", "difference", at_most=1e-6, case=name),
-        Bar(f"{name}: error against float64 ÷ eager's", "of_eager", at_most=1.5, unit="x", case=name),
-    ]
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    page.table("{seeds} seeds, {device}", rows.where(of="way"),
+        {"way": "case", "largest difference from split_stack": error("difference"),
+        "seeds without any": "alike", "largest error against float64": error(), "rms": error("rms"),
+        "error ÷ split_stack's": "of_eager"})  # fmt: skip
+    page.detail.table("the order of a sum", rows.where(of="sum"), {"sum": "sum", "difference": error("difference")})
+    page.bar("combined against split_stack, largest difference", rows.where(case=COMBINED), "difference", at_most=0)
+    for name in COMPILED.values():
+        mine = rows.where(case=name)
+        page.bar(f"{name}: largest difference from eager", mine, "difference", at_most=1e-6)
+        page.bar(f"{name}: error against float64 ÷ eager's", mine, "of_eager", at_most=1.5, unit="x")

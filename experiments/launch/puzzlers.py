@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.harness import columns
-from experiments.harness.rows import number_in
-from experiments.lab import Bar, Case, Grid, Plot, Row, Rows, Run, Table, number, over
+from experiments.lab import Case, Column, Page, Row, Rows, Run, error, number, number_in, over, ratio, spread
 from experiments.launch import timeline
 from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import Trace, counted
 
-MEASURES = ("clock", "launch")
+MEASURES = ("launch", "tables")
 BATCH = 1024
 
 
@@ -47,9 +45,9 @@ def measure(run: Run) -> Iterator[Row]:
         work = slices.Slices(batch, run.device)
         about = {"batch": batch, "device": run.device.type, "bytes": work.x.nbytes}
         cases, found, traces = [], {}, {}
-        for name, way, error in slices.made(work, run):
+        for name, way, off in slices.made(work, run):
             cases.append(Case(name, way, repeats=1 if on_cpu else 4))
-            found[name], traces[name] = {"error": error}, Trace([])
+            found[name], traces[name] = {"error": off}, Trace([])
             if on_cpu and name not in (SPLIT, COMBINED):
                 continue  # there are operators to be seen, and nothing else
             with run.attempt(f"trace of {name}", (Exception,)):
@@ -101,28 +99,32 @@ def fewest(rows: Rows) -> float | None:
     return min((count for count in counts if count is not None), default=None)
 
 
-TABLES: list[Table | Grid] = [
-    Table("16 slices of {batch:,} x 256, {device}", by=("batch",), where={"of": "way"}, columns={
-        "way": "case", "operators": "operators", "launches": "launches", "kernels": "kernels",
-        "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": columns.spread("wall"),
-        "faster": columns.ratio("faster"), "A100, its trace: faster": "a100_faster", "error": columns.error(),
-    }),
-    Grid("{batch:,} rows a slice: kernels x µs of each (in brackets: an A100's trace)", down="case", across="kind",
-         cell=each, corner="way", heading=kind, where={"of": "kernels", "batch": BATCH}),
-]  # fmt: skip
 GPU: dict[str, Any] = {"of": "way", "batch": BATCH, "device": "cuda"}
-BARS = [
-    Bar("split_stack, kernels more or less than 36", "off", at_most=0, case=SPLIT, **GPU),
-    Bar("combined, kernels more or less than 5", "off", at_most=0, case=COMBINED, **GPU),
-    Bar("split_stack compiled, kernels", "kernels", at_most=19, case=COMPILED[SPLIT], **GPU),
-    Bar("combined compiled, kernels", "kernels", at_most=4, case=COMPILED[COMBINED], **GPU),
-    Bar("split_stack compiled with combo kernels, kernels", fewest, at_most=4, **GPU),
-    Bar("split_stack ÷ combined, wall", "of_combined", at_least=4, unit="x", case=SPLIT, **GPU),
-    Bar("pointer list ÷ combined, wall", "of_combined", at_most=1, unit="x", case=LIST, **GPU),
-]
 #: In the picture, those above each other that are to be compared; what combo kernels fuse looks like what is compiled.
 SPLITS = (SPLIT, COMPILED[SPLIT], slices.WIDE, slices.GRAPH, slices.OVERHEAD)
 DRAWN = (*SPLITS, COMBINED, COMPILED[COMBINED], LIST, slices.LIST_GRAPH)
 CLOCK = "µs since the first launch, by the profiler's clock"
 LANES = [timeline.Timeline(title=name, unit=CLOCK, where={"case": name}) for name in DRAWN]
-PLOTS = [Plot("traces", LANES, "Between launches the GPU is idle; a CUDA graph closes the gaps", {"drawn": True})]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, a picture, and what is held to a limit."""
+    title, ways = "16 slices of {batch:,} x 256, {device}", rows.where(of="way")
+    columns: dict[str, Column] = {"way": "case", "launches": "launches", "kernels": "kernels",
+        "GPU µs": "gpu", "wall µs": "wall", "faster": ratio("faster"),
+        "A100, its trace: faster": "a100_faster"}  # fmt: skip
+    page.table(title, ways.where(batch=rows[0]["batch"]), columns)
+    more: dict[str, Column] = {"operators": "operators", "host µs": "host",
+        "wall µs (p10 to p90)": spread("wall"), "error": error()}  # fmt: skip
+    page.detail.table(title, ways, {**columns, **more}, by=("batch",))
+    page.detail.grid("{batch:,} rows a slice: kernels x µs of each (in brackets: an A100's trace)",
+        rows.where(of="kernels", batch=BATCH), "case", "kind", each, "way", kind)  # fmt: skip
+    page.picture("traces", rows.where(drawn=True), LANES,
+        "Between launches the GPU is idle; a CUDA graph closes the gaps")  # fmt: skip
+    page.bar("split_stack, kernels more or less than 36", rows.where(case=SPLIT, **GPU), "off", at_most=0)
+    page.bar("combined, kernels more or less than 5", rows.where(case=COMBINED, **GPU), "off", at_most=0)
+    page.bar("split_stack compiled, kernels", rows.where(case=COMPILED[SPLIT], **GPU), "kernels", at_most=19)
+    page.bar("combined compiled, kernels", rows.where(case=COMPILED[COMBINED], **GPU), "kernels", at_most=4)
+    page.bar("split_stack compiled with combo kernels, kernels", rows.where(**GPU), fewest, at_most=4)
+    page.bar("split_stack ÷ combined, wall", rows.where(case=SPLIT, **GPU), "of_combined", at_least=4, unit="x")
+    page.bar("pointer list ÷ combined, wall", rows.where(case=LIST, **GPU), "of_combined", at_most=1, unit="x")

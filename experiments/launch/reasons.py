@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Column, Row, Rows, Run, Table, Text, number
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.launch.compiler import REASONS
 from experiments.works.slices import forget
 
-MEASURES = ("clock",)
 #: Reasons with a hedge: "not all bugs", "can lead to", "can be".
 HEDGED = ("bugs", "compile time", "memory", "slower for some shapes")
 SHOWN, NOT_SEEN, GONE = "shown", "not seen here", "no longer"
@@ -61,5 +60,9 @@ COLUMNS: dict[str, Column] = {
     "number": lambda row: f"{number(row['number'])} {row['unit']}",
     "found": "says",
 }
-TABLES = [Table("seven reasons against the compiler, {device}", COLUMNS)]
-TEXTS = [Text("reasons", sentence)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what follows."""
+    page.table("seven reasons against the compiler, {device}", rows, COLUMNS)
+    page.say(sentence(rows))

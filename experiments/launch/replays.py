@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Case, Row, Rows, Run, Table, over, yes_or_no
+from experiments.lab import Case, Page, Row, Rows, Run, over
 from experiments.works import contenders
 from experiments.works.graph import captured
 from experiments.works.models import Work
@@ -23,7 +23,7 @@ from experiments.works.slices import SPLIT, Slices
 from experiments.works.trace import counted
 
 NEEDS_GPU = True
-MEASURES = ("clock", "launch", "step", "capture")
+MEASURES = ("launch", "tables", "optim")
 EAGER, REPLAY = "eager", "replayed"
 Call = Callable[[], Any]
 #: Eager, replayed, and whether both have left the same bits.
@@ -98,17 +98,12 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("eagerly, and replayed", {
-        "work": "work", "mode": "mode", "operators": "operators", "launches": "launches", "kernels": "kernels",
-        "allocations": "allocations", "same bits": yes_or_no(lambda row: not row["different"]),
-        "host µs": "host", "GPU µs": "gpu", "wall µs": "wall", "faster": "faster",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("replay: kernels more or less than eager", "off", at_most=0, mode=REPLAY),
-    Bar("replay: launches", "launches", at_most=1, mode=REPLAY),
-    Bar("replay: operators", "operators", at_most=0, mode=REPLAY),
-    Bar("replay: allocations", "allocations", at_most=0, mode=REPLAY),
-    Bar("replay: works whose bits differ", "different", at_most=0, mode=REPLAY),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("eagerly, and replayed", rows, {"work": "work", "mode": "mode", "launches": "launches",
+        "kernels": "kernels", "GPU µs": "gpu", "wall µs": "wall", "faster": "faster"})  # fmt: skip
+    page.bar("replay: kernels more or less than eager", rows.where(mode=REPLAY), "off", at_most=0)
+    page.bar("replay: launches", rows.where(mode=REPLAY), "launches", at_most=1)
+    page.bar("replay: operators", rows.where(mode=REPLAY), "operators", at_most=0)
+    page.bar("replay: allocations", rows.where(mode=REPLAY), "allocations", at_most=0)
+    page.bar("replay: works whose bits differ", rows.where(mode=REPLAY), "different", at_most=0)

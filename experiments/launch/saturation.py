@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Case, Grid, Lines, Plot, Row, Rows, Run, Text, number, on_one_clock, over
+from experiments.lab import Case, Page, Row, Rows, Run, number, on_one_clock, over
+from experiments.pictures import Lines
 from experiments.works.slices import DIM
 
-MEASURES = ("clock",)
 #: 64 … 262,144: a slice of the puzzlers has 1,024, all of them 16,384.
 ROWS = tuple(4**i for i in range(3, 10))
 SLICE, ALL = 1024, 16384
@@ -75,8 +75,6 @@ def sentence(rows: Rows) -> str:
     )
 
 
-TABLES = [Grid("LayerNorm and tanh over rows of 256 floats", "case", "rows", shown, "rows")]
-TEXTS = [Text("saturation", sentence)]
 RATES = Lines(
     title="Short kernels do not fill a GPU (in turn: over inputs beyond the L2)",
     unit="GB/s",
@@ -85,4 +83,10 @@ RATES = Lines(
     each="case",
     label="rows of 256 floats",
 )
-PLOTS = [Plot("saturation", [RATES])]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, and a picture."""
+    page.grid("LayerNorm and tanh over rows of 256 floats", rows, "case", "rows", shown, "rows")
+    page.say(sentence(rows))
+    page.picture("saturation", rows, [RATES])

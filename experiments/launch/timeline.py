@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from experiments.harness.panels import LETTERS
-from experiments.lab import BLUE, GRAY, ORANGE, Panel, Row, Rows, series
+from experiments.lab import Row, Rows, series
+from experiments.pictures import BLUE, GRAY, LETTERS, ORANGE, Panel
 from experiments.works.trace import Trace
 
 #: Lane, start and length (µs), and what a launch and its kernels have in common, or 0.

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.rows import Rows
-from experiments.harness.show import number
+from experiments.lab import Rows, number
 from experiments.lecture.readings import READINGS, declared
 
 CLAIMS = Path(__file__).resolve().parents[1] / "claims.toml"

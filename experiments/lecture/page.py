@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from experiments.harness import question
-from experiments.harness.main import KEPT
-from experiments.harness.note import NOTES, changes, earlier, fill, markdown
-from experiments.harness.revision import check_source, words
-from experiments.harness.rows import Rows, of_questions, read
+from experiments.kept import KEPT, NOTES, check_source, earlier, fill, find, markdown, of_questions, read, words
+from experiments.lab import Rows
 from experiments.lecture.claims import (
     CHANGED,
     LATER,
@@ -77,7 +75,7 @@ class Line:
         claim = self.claim
         verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
         later = f"`{claim.later}`" if claim.later else "-"
-        found = question.find(claim.experiment) if claim.shown else None
+        found = find(claim.experiment) if claim.shown else None
         shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
         sources = ", ".join(claim.sources)
         return [claim.id, sources, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
@@ -105,7 +103,7 @@ class Results:
         """
         if (key := (name, on_a_cpu)) not in self._known:
             paths = sorted(p for p in self.folder.glob(f"{name}-*.json") if p.stem.endswith("-cpu") is on_a_cpu)
-            found = question.find(name) if paths else None
+            found = find(name) if paths else None
             self._known[key] = read(paths[0], found[0]) if found else None
             if (result := self._known[key]) is not None:
                 check_source(result, paths[0].name)
@@ -114,7 +112,7 @@ class Results:
     def rows(self, shown: str, on_a_cpu: bool = False) -> Rows | None:
         """Rows of ``experiment.question``, with what is derived from them."""
         name, _, part = shown.partition(".")
-        result, found = self.of(name, on_a_cpu), question.find(name)
+        result, found = self.of(name, on_a_cpu), find(name)
         rows = of_questions(result, found[0]).get(part) if result and found else None
         if rows is not None:
             self.asked.append(shown)
@@ -123,26 +121,25 @@ class Results:
 
     def machines(self) -> list[str]:
         """A line for each file that was read: its card and its age. Its note has the rest of the machine."""
-        known = {name: (result, question.find(name)) for (name, _), result in sorted(self._known.items()) if result}
+        known = {name: (result, find(name)) for (name, _), result in sorted(self._known.items()) if result}
         return [
             f"- [{name}]({of[0].note}.md): {result['machine']['gpu'] or 'a CPU'}, {result['machine']['when'][:10]}, "
-            f"{words(result['machine'])}.{earlier(result)}{changes(result, of[0])}"
+            f"{words(result['machine'])}.{earlier(result)}"
             for name, (result, of) in known.items()
             if result and of
         ]
 
-    def part(self, shown: str) -> tuple[Mapping[str, Any], list[str]]:
-        """What a file has of ``experiment.question``, which has to be kept, and what has changed since.
+    def part(self, shown: str) -> tuple[Mapping[str, Any], ModuleType]:
+        """What a file has of ``experiment.question``, which has to be kept, and the question.
 
         Raises:
             LookupError: it is not kept.
         """
         name, _, part = shown.partition(".")
-        result, found = self.of(name, shown in self.on_a_cpu), question.find(name)
+        result, found = self.of(name, shown in self.on_a_cpu), find(name)
         if not result or not found or part not in result["parts"]:
             raise LookupError(f"no results of {shown} are kept in {self.folder}")
-        (asked,) = [q for q in found[0].questions if q.name == part]
-        return result["parts"][part], asked.changed(result["parts"][part])
+        return result["parts"][part], found[0].questions[part]
 
 
 def line(claim: Claim, results: Results) -> Line:

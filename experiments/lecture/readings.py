@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.harness.rows import Row, Rows, number_in, over
+from experiments.lab import Row, Rows, number_in, over
 from experiments.launch.reasons import GONE, by_today
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
 from experiments.works.first_steps import COLD

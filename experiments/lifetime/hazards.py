@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from experiments.harness.child import Child
-from experiments.harness.revision import ROOT
-from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text
+from experiments.child import ROOT, Child
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import mishaps
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, TORCH, TORCH_GRAPH, WAYS
 from experiments.works.mishaps import BAD, CRASH, HAZARDS, REFUSED
 
-MEASURES = ("launch", "step", "capture")
+MEASURES = ("launch", "tables", "optim")
 NAMED, NOTHING = "named", "nothing"
 #: Who else might notice, and what is set for it: every allocation the driver's own.
 WITNESSES = {"memcheck": (), "memcheck, no cache": ("PYTORCH_NO_CUDA_MEMORY_CACHING=1",)}
@@ -166,13 +165,10 @@ def quoted(rows: Rows) -> str | None:
     return "\n".join(f"- {'; '.join(where)}: {text}" for text, where in said.items()) or None
 
 
-TABLES = [
-    Grid("what a step does on {device}", down="hazard", across="way",
-         cell=shown, corner="hazard", heading=str, where={"what": "hazard"}),
-]  # fmt: skip
-BARS = [
-    Bar("hazards that pagedopt lets through, and torch does not", unnoticed, at_most=0),
-    Bar("hazards that pagedopt names and memcheck does not", missed, at_least=1),
-]
-PLOTS = [Plot("hazards", draw, "What happens to a list whose tensors are no longer where they were")]
-TEXTS = [Text("hazards", quoted)]
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
+    page.grid("what a step does on {device}", rows.where(what="hazard"), "hazard", "way", shown, "hazard", str)
+    page.detail.say(quoted(rows))
+    page.picture("hazards", rows, draw, "What happens to a list whose tensors are no longer where they were")
+    page.bar("hazards that pagedopt lets through, and torch does not", rows, unnoticed, at_most=0)
+    page.bar("hazards that pagedopt names and memcheck does not", rows, missed, at_least=1)

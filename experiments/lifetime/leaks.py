@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, mib
+from experiments.lab import Page, Row, Rows, Run, mib
 from experiments.works.fresh import rows_of
 from experiments.works.held_lists import User, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
 from pagedopt.system.cuda import driver
 
-MEASURES = ("launch",)
+MEASURES = ("launch", "tables")
 COUNT, CAPTURES, LIMIT = 1000, 50, 120.0
 
 
@@ -97,13 +97,9 @@ def most(rows: Rows) -> float | None:
     return max(found) / 2**20 if found else None
 
 
-TABLES = [
-    Table("left on {device}", {
-        "kind": "kind", "made": "count", "MiB of RAM": mib("ram"), "MiB of the card": mib("card"),
-        "MiB managed": mib("managed"), "descriptors": "descriptors",
-    }),
-]  # fmt: skip
-BARS = [
-    Bar("bytes that a kind of list leaves behind", most, at_most=1.0, unit="MiB"),
-    Bar("descriptors that a kind of list leaves behind", "descriptors", at_most=0),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("left on {device}", rows, {"kind": "kind", "made": "count", "MiB of RAM": mib("ram"),
+        "MiB of the card": mib("card"), "MiB managed": mib("managed"), "descriptors": "descriptors"})  # fmt: skip
+    page.bar("bytes that a kind of list leaves behind", rows, most, at_most=1.0, unit="MiB")
+    page.bar("descriptors that a kind of list leaves behind", rows, "descriptors", at_most=0)

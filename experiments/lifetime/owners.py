@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Grid, Row, Rows, Run
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.fresh import rows_of
 from experiments.works.held_lists import BARE, SGD, User, addresses, follow, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
 
-MEASURES = ("launch",)
+MEASURES = ("launch", "tables")
 HOW: dict[str, Callable[[Any], Any]] = {
     "copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda held: pickle.loads(pickle.dumps(held)),
 }  # fmt: skip
@@ -72,7 +72,7 @@ def shared(rows: Rows) -> float:
     return float(sum(row["updates"] == ORIGINAL and row["how"] != "copy" and row["holder"] != BARE for row in rows))
 
 
-TABLES = [
-    Grid("whose parameters a copy updates, on {device}", "holder", "how", "updates", "copy of", heading=str),
-]
-BARS = [Bar("deep copies of tables and optimizers that update the original's tensors", shared, at_most=0)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.grid("whose parameters a copy updates, on {device}", rows, "holder", "how", "updates", "copy of", str)
+    page.bar("deep copies of tables and optimizers that update the original's tensors", rows, shared, at_most=0)

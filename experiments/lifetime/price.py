@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Case, Grid, Row, Rows, Run, Text, number
+from experiments.lab import Case, Page, Row, Rows, Run, number
 from pagedopt import Sweep
 from pagedopt.rules import RULES
 
-MEASURES = ("clock", "launch")
+MEASURES = ("launch", "tables")
 COUNTS = (10, 100, 1000, 10_000)
 LOOK, PYTHON, GUARDS, STEP = "looking (ours)", "data_ptr() in Python", "TensorGuards (torch.compile)", "run (ours)"
 
@@ -61,5 +61,7 @@ def sentence(rows: Rows) -> str | None:
     return f"- {most:,} tensors: {each}; the table has {number(held / most)} bytes a tensor."
 
 
-TABLES = [Grid("host µs, on {device}", "case", "count", "host", "tensors")]
-TEXTS = [Text("price", sentence)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what follows."""
+    page.grid("host µs, on {device}", rows, "case", "count", "host", "tensors")
+    page.say(sentence(rows))

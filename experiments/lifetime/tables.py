@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, cycles_per_us, yes_or_no
+from experiments.lab import Page, Row, Rows, Run, cycles_per_us, yes_or_no
 from experiments.works.held_lists import BARE, OURS, User, addresses, kernel, launch, lists, minus
 from experiments.works.mishaps import HOLD_US
 from pagedopt import Sweep
@@ -24,7 +24,7 @@ from pagedopt.system.cuda import driver
 from pagedopt.transports.ring import RING_SIZE
 
 NEEDS_GPU = True
-MEASURES = ("launch", "transports")
+MEASURES = ("launch", "tables", "transports")
 REWRITTEN, FREED = "rewritten", "freed"
 RIGHT, OTHER = "the tensor it was given", "another"
 Call = Callable[[], object]
@@ -135,10 +135,9 @@ def wrong(rows: Rows) -> float:
     return float(len(rows.where(who=OURS, found=OTHER)))
 
 
-TABLES = [
-    Table("a list that changes before its kernel has run", columns={
-        "list": "where", "held by": "who", "then": "act", "the kernel updates": "found",
-        "the host waited": yes_or_no("waited"),
-    }),
-]  # fmt: skip
-BARS = [Bar("lists of pagedopt whose kernel updates another tensor", wrong, at_most=0)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("a list that changes before its kernel has run", rows,
+        {"list": "where", "held by": "who", "then": "act", "the kernel updates": "found",
+        "the host waited": yes_or_no("waited")})  # fmt: skip
+    page.bar("lists of pagedopt whose kernel updates another tensor", rows, wrong, at_most=0)

@@ -13,12 +13,11 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.fresh import fresh
 from experiments.works.judged_lies import CAUGHT, checked, compiled
 from experiments.works.planted_lies import LIES
 
-MEASURES = ()
 DIED, NOBODY = "the process died", "nobody"
 LIMIT = 300
 
@@ -58,13 +57,10 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("operators that lie, on {device}", {
-        "the lie": "lie", "opcheck: what fails": "opcheck", "eager": "eager", "aot_eager": "aot_eager",
-        "inductor": lambda row: row.get("inductor", ""), "caught by": "caught", "in words": "said",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("lies that somebody catches", lambda rows: sum(not row["unseen"] for row in rows), at_least=4),
-    Bar("lies that opcheck catches", lambda rows: sum(row["by_opcheck"] for row in rows), at_least=3),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("operators that lie, on {device}", rows,
+        {"the lie": "lie", "opcheck: what fails": "opcheck", "eager": "eager", "aot_eager": "aot_eager",
+        "inductor": lambda row: row.get("inductor", ""), "caught by": "caught", "in words": "said"})  # fmt: skip
+    page.bar("lies that somebody catches", rows, lambda rows: sum(not row["unseen"] for row in rows), at_least=4)
+    page.bar("lies that opcheck catches", rows, lambda rows: sum(row["by_opcheck"] for row in rows), at_least=3)

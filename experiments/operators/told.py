@@ -17,12 +17,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.fresh import rows_of
 from experiments.works.muladd import LEVELS, NOTHING, NOW, Operator, told
 from experiments.works.muladd_used import CAPTURED, DIFFERENTIATED, TRAINED, USES, between, plainly, used
 
-MEASURES = ()
 RIGHT, WRONG, REFUSED, NOT_HERE = "right", "wrong", "refused", "needs a GPU"
 LIMIT = 300
 
@@ -83,13 +82,10 @@ def derive(rows: Rows) -> Rows:
     )
 
 
-TABLES = [
-    Table("mymuladd between cos and relu on {device}", {
-        "torch is told": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES},
-        "first error, or warning of autograd": lambda row: row["first_word"][:160],
-    })
-]  # fmt: skip
-BARS = [
-    Bar("all by custom_op: uses that are wrong or refused", "missing", at_most=0, told=NOW),
-    Bar("graphs of a bare function between two operators", "graphs", at_least=2, told=NOTHING),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("mymuladd between cos and relu on {device}", rows,
+        {"torch is told": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES},
+        "first error, or warning of autograd": lambda row: row["first_word"][:160]})  # fmt: skip
+    page.bar("all by custom_op: uses that are wrong or refused", rows.where(told=NOW), "missing", at_most=0)
+    page.bar("graphs of a bare function between two operators", rows.where(told=NOTHING), "graphs", at_least=2)

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from experiments.lab import BLUE, GRAY, Bar, Case, Lines, Plot, Row, Rows, Run, Table, number, series
+from experiments.lab import Case, Page, Row, Rows, Run, number, series
+from experiments.pictures import BLUE, GRAY, Lines
 from experiments.works.fresh import fresh
 from experiments.works.list_operators import DIRECT, EXTENSION, OURS, WAYS, lines_of
 
-MEASURES = ("clock", "registered")
+MEASURES = ("launch",)
 COUNTS, TOYS, LIMIT = (2, 20, 100, 200, 300, 1000), (2, 300), 300
 #: µs over a direct call: of a call and of each tensor, up to 300; of each of 1,000.
 A_CALL, A_TENSOR, OF_MANY = 5.0, 0.15, 0.25
@@ -79,20 +80,16 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("µs over a direct call, by tensors handed, on {device}", {
-        "registered by": "case", "tensors": "tensors", "µs a call": "time",
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.grid("µs a call, by tensors handed, on {device}", rows, "case", "tensors", "time", "registered by")
+    page.detail.table("µs over a direct call, by tensors handed, on {device}", rows,
+        {"registered by": "case", "tensors": "tensors", "µs a call": "time",
         "overhead, µs": lambda row: number(row["more"]),
-        "overhead, µs a tensor": lambda row: f"{row['each']:.3f}", "lines": "lines", "cold start, s": "cold",
-    })
-]  # fmt: skip
-BARS = [
-    Bar("ours: overhead ÷ what is allowed (5 µs a call and 0.15 a tensor; of 1,000 tensors 0.25 each)", "of_allowed",
-        at_most=1, case=OURS)
-]  # fmt: skip
-PLOTS = [
-    Plot("ways", [
-        Lines(title="a call that does nothing", x="tensors", y="time", each="case", label="tensors that it is handed",
-              colors=lambda name: BLUE if name == OURS else GRAY)
-    ], "What it costs to pass through torch, by how an operator is registered, {device}")
-]  # fmt: skip
+        "overhead, µs a tensor": lambda row: f"{row['each']:.3f}", "lines": "lines",
+        "cold start, s": "cold"})  # fmt: skip
+    page.picture("ways", rows, [Lines(title="a call that does nothing", x="tensors", y="time", each="case",
+        label="tensors that it is handed", colors=lambda name: BLUE if name == OURS else GRAY)],
+        "What it costs to pass through torch, by how an operator is registered, {device}")  # fmt: skip
+    page.bar("ours: overhead ÷ what is allowed (5 µs a call and 0.15 a tensor; of 1,000 tensors 0.25 each)",
+        rows.where(case=OURS), "of_allowed", at_most=1)  # fmt: skip

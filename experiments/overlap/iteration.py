@@ -20,24 +20,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from experiments.lab import (
-    BLUE,
-    GRAY,
-    ORANGE,
-    Bar,
-    Bars,
-    Plot,
-    Row,
-    Rows,
-    Run,
-    Table,
-    formatted,
-    ms,
-    over,
-    ratio,
-    series,
-    spread_ms,
-)
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, ms, over, ratio, series, spread_ms
+from experiments.pictures import BLUE, GRAY, ORANGE, Bars
 from experiments.works.staged import staged
 from experiments.works.training import Load, Make, Mark, Training
 from pagedopt import PagedAdamW
@@ -46,7 +30,7 @@ from pagedopt.planning.sizes import SIZES
 
 NOTE = "hiding"
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "step", "paging", "overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
 CALLS, NEARLY = "on the host, exposed, call by call", "on the host but for 64 MiB, hidden"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
@@ -69,10 +53,10 @@ PLAN: tuple[Plan, ...] = tuple(
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per model, load, format of state and way."""
-    yield from rows(run, PLAN)
+    yield from of_plan(run, PLAN)
 
 
-def rows(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
+def of_plan(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
     """A row for each of a plan."""
     plan = run.size(plan, plan[-3:])
     for model, load, state, way in run.each(plan):
@@ -207,35 +191,47 @@ def color(name: str) -> str:
     return BLUE if "hidden" in name else ORANGE if EXPOSED in name else GRAY
 
 
-COLUMNS = {
-    "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "p10 to p90": spread_ms("time"),
-    "÷ resident": ratio("of_resident"), "estimate, ms": ms("estimate"),
-    "÷ estimate": ratio("of_estimate"), "forward": ms("forward"), "backward": ms("backward"),
-    "host: step()": ms("step_host"), "host: all": ms("host"),
-    "GB at the peak": lambda row: row["peak"] / 1e9, "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
+COLUMNS: dict[str, Column] = {
+    "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "÷ resident": ratio("of_resident"),
+    "estimate, ms": ms("estimate"), "÷ estimate": ratio("of_estimate"), "host: step()": ms("step_host"),
+    "GB at the peak": lambda row: row["peak"] / 1e9,
+}  # fmt: skip
+MORE: dict[str, Column] = {
+    "p10 to p90": spread_ms("time"), "forward": ms("forward"), "backward": ms("backward"), "host: all": ms("host"),
+    "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
 }  # fmt: skip
 TITLE = "{model} parameters, {load}; ms an iteration ({clock}), a sequence has 1,024 tokens"
-TABLES = [Table(TITLE, by=("model", "load"), columns=COLUMNS)]
-BARS = [
-    Bar(f"{model}, {state}: hidden over exposed", "of_exposed", at_most=most, unit="x", model=model, state=state,
-        way=HIDDEN)
-    for model in MODELS for state, most in (("float32", 0.9), ("bfloat16", 0.87))
-] + [
-    Bar(f"{model}, int8: hidden over resident", "of_resident", at_most=most, unit="x", model=model, state="int8",
-        way=HIDDEN)
-    for model, most in (("355 M", 1.10), ("1.56 B", 1.06))
-] + [
-    Bar(f"{model}, {state}: hidden over its estimate", "of_estimate", at_most=most, unit="x", model=model, state=state,
-        way=HIDDEN)
-    for model, most in (("355 M", 1.05), ("1.56 B", 1.03)) for state in ("float32", "bfloat16")
-] + [
-    Bar(f"{model}, {state}, hidden: host of step()", "host_ms", at_most=most, unit="ms", model=model, state=state,
-        way=HIDDEN)
-    for model, state, most in (("355 M", "int8", 2), ("355 M", "float32", 2), ("1.56 B", "int8", 3),
-                               ("1.56 B", "float32", 6))
-]  # fmt: skip
-PLOTS = [
-    Plot("iterations", [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens", name="name", length="time",
-                             unit="ms", scale=1e3, colors=color, where={"model": model}) for model in MODELS],
-         "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")
-]  # fmt: skip
+
+
+def shown(page: Page, rows: Rows, first: Rows) -> None:
+    """A table for each model and load of the first, of all in detail."""
+    page.table(TITLE, first, COLUMNS, by=("model", "load"))
+    page.detail.table(TITLE, rows, {**COLUMNS, **MORE}, by=("model", "load"))
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    shown(page, rows, rows.where(model="1.56 B"))
+    page.picture("iterations", rows, [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens",
+        name="name", length="time", unit="ms", scale=1e3, colors=color,
+        where={"model": model}) for model in MODELS],
+        "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")  # fmt: skip
+    for model in MODELS:
+        for state, most in (("float32", 0.9), ("bfloat16", 0.87)):
+            page.bar(f"{model}, {state}: hidden over exposed",
+                rows.where(model=model, state=state, way=HIDDEN), "of_exposed", at_most=most, unit="x")  # fmt: skip
+    for model, most in (("355 M", 1.10), ("1.56 B", 1.06)):
+        page.bar(f"{model}, int8: hidden over resident", rows.where(model=model, state="int8", way=HIDDEN),
+            "of_resident", at_most=most, unit="x")  # fmt: skip
+    for model, most in (("355 M", 1.05), ("1.56 B", 1.03)):
+        for state in ("float32", "bfloat16"):
+            page.bar(f"{model}, {state}: hidden over its estimate",
+                rows.where(model=model, state=state, way=HIDDEN), "of_estimate", at_most=most, unit="x")  # fmt: skip
+    for model, state, most in (
+        ("355 M", "int8", 2),
+        ("355 M", "float32", 2),
+        ("1.56 B", "int8", 3),
+        ("1.56 B", "float32", 6),
+    ):
+        page.bar(f"{model}, {state}, hidden: host of step()",
+            rows.where(model=model, state=state, way=HIDDEN), "host_ms", at_most=most, unit="ms")  # fmt: skip

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Row, Rows, Run, Table, formatted, ms, series, spread_ms
+from experiments.lab import Page, Row, Rows, Run, formatted, ms, series, spread_ms
 from experiments.overlap.iteration import EXPOSED, HIDDEN, MODELS, RESIDENT, maker
 from experiments.works.training import Load, Mark, Training
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "step", "paging", "overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 PIECE = 4 << 20
 ALONE = "nothing"
 NAMES = ("time", "p99")
@@ -106,17 +106,15 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("a loader's copies of 4 MiB while 1.56 B parameters train; ms ({clock})", {
-        "on": "stream", "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "), "a copy": ms("time"),
-        "p10 to p90": spread_ms("time"), "p99": ms("p99"), "waits": formatted("waits_time", "{:.2f}"),
-        "waits, p99": formatted("waits_p99", "{:.2f}"), "copies": formatted("count", "{:,.0f}"),
-    }),
-]  # fmt: skip
-BARS = [
-    Bar(f"{state}, hidden: a copy on {stream} waits, {what}", column, at_most=most, unit="ms", state=state, way=HIDDEN,
-        stream=stream)
-    for stream in (OWN, MODELS_STREAM)
-    for state in ("int8", "float32")
-    for what, column, most in (("median", "waits_time", 1.0), ("p99", "waits_p99", 2.0))
-]  # fmt: skip
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("a loader's copies of 4 MiB while 1.56 B parameters train; ms ({clock})", rows,
+        {"on": "stream", "beside": lambda row: f"{row['state']}, {row['way']}".removeprefix(", "),
+        "a copy": ms("time"), "p10 to p90": spread_ms("time"), "p99": ms("p99"),
+        "waits": formatted("waits_time", "{:.2f}"), "waits, p99": formatted("waits_p99", "{:.2f}"),
+        "copies": formatted("count", "{:,.0f}")})  # fmt: skip
+    for stream in (OWN, MODELS_STREAM):
+        for state in ("int8", "float32"):
+            for what, column, most in (("median", "waits_time", 1.0), ("p99", "waits_p99", 2.0)):
+                page.bar(f"{state}, hidden: a copy on {stream} waits, {what}",
+                    rows.where(state=state, way=HIDDEN, stream=stream), column, at_most=most, unit="ms")  # fmt: skip

@@ -15,16 +15,16 @@ from typing import cast
 
 import torch
 
-from experiments.harness.child import Child
-from experiments.lab import Row, Run, console
-from experiments.overlap.iteration import HIDDEN, MODELS, RESIDENT, TABLES, derive, rows, timed
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run
+from experiments.overlap.iteration import HIDDEN, MODELS, RESIDENT, derive, of_plan, shown, timed
 from experiments.works.training import Load, Make, Training
 from pagedopt.planning.sizes import SIZES
 
-__all__ = ["TABLES", "derive", "measure"]
+__all__ = ["derive", "measure", "report"]
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "step", "paging", "overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 BITSANDBYTES, TORCHAO = "bitsandbytes PagedAdamW8bit, no pressure", "torchao CPUOffloadOptimizer"
 #: Ours, in the same run.
 PLAN = (
@@ -42,7 +42,7 @@ LONGEST = 120
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per model and optimizer."""
-    yield from rows(run, PLAN)
+    yield from of_plan(run, PLAN)
     for package, way, state, models in run.each(RIVALS):
         if importlib.util.find_spec(package) is None:
             run.leave_out(f"{package}: not installed")
@@ -60,7 +60,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 def trained(way: str, model: str, device: str, quick: bool) -> Iterator[Row]:
     """Times of iterations."""
-    run = Run(torch.device(device), quick, console())
+    run = Run(torch.device(device), quick)
     if run.device.type == "cuda":
         torch.cuda.set_device(run.device)
     size = SIZES["tiny" if quick else MODELS[model]]
@@ -79,3 +79,8 @@ def torchao() -> Make:
 
 
 MAKERS: dict[str, Callable[[], Make]] = {BITSANDBYTES: bitsandbytes, TORCHAO: torchao}
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    shown(page, rows, rows)

@@ -20,32 +20,16 @@ from typing import Any
 
 import torch
 
-from experiments.harness.child import only
-from experiments.lab import (
-    BLUE,
-    Bar,
-    Column,
-    Lines,
-    Plot,
-    Row,
-    Rows,
-    Run,
-    Table,
-    Text,
-    formatted,
-    last_line,
-    ms,
-    over,
-    ratio,
-    spread_ms,
-)
+from experiments.child import only
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, last_line, ms, over, ratio, spread_ms
+from experiments.pictures import BLUE, Lines
 from experiments.works.finetunes import BACKWARD, RESIDENT, WAYS, Finetune
 from experiments.works.llama import SEVEN, TOY, Shape, batches, described, made
 from pagedopt.common.units import parse_bytes, text_of_bytes
 from pagedopt.system.look.build import compiled_look
 
 GOES_ON = True
-MEASURES = ("kernels", "launch", "step", "paging", "overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 BATCHES = ("4", "1")
 #: Iterations that warm up, and that are timed: no new one after so many seconds, but never fewer than the first number.
 PACE, QUICK = (3, (3, 10), 5.0), (1, (3, 3), 0.0)
@@ -208,20 +192,7 @@ COLUMNS: dict[str, Column] = {
     "p10 to p90": spread_ms("time"), "÷ torch fused": ratio("of_resident"), "host: hooks, ms": ms("hooks"),
     "host: step(), ms": ms("step"), "loss": formatted("loss", "{:.3f}"), "why not": last_line(),
 }  # fmt: skip
-TABLES = [Table(title, COLUMNS, by=("numel", "card", "batch"))]
-TEXTS = [Text("answers", answers)]
 WITHIN: dict[str, Any] = {"case": BACKWARD, "card": "", "numel": 6_738_415_616}
-BARS = [
-    Bar(f"batch {batch}, within the backward: {what}", column, at_most=most, unit=unit, batch=batch, **WITHIN)
-    for batch, what, column, most, unit in (
-        (4, "an iteration over torch's fused", "of_resident", 1.06, "x"),
-        (4, "memory of the card", "taken", 18.8, "GiB"),
-        (4, "host in hooks", "hooks_ms", 60.0, "ms"),
-        (1, "an iteration", "seconds", 0.42, "s"),
-        (1, "memory of the card", "taken", 16.0, "GiB"),
-        (1, "host in hooks", "hooks_ms", 60.0, "ms"),
-    )
-]
 
 
 def color(name: str) -> str:
@@ -242,8 +213,22 @@ class Points(Lines):
 
 PANEL = Points(title="batches of {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
               label="GiB on the card, by the driver's count", log="", colors=color, inches=3.6)  # fmt: skip
-PLOTS = [
-    Plot(name, [PANEL], "Training {numel:,} bfloat16 parameters: best is up and to the left",
-         {"drawn": True, "batch": batch}, ("numel",))
-    for name, batch in (("speed-and-memory", 4), ("batch-1", 1))
-]  # fmt: skip
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, pictures, and what is held to a limit."""
+    page.table(title, rows, COLUMNS, by=("numel", "card", "batch"))
+    page.say(answers(rows), "answers")
+    for name, batch in (("speed-and-memory", 4), ("batch-1", 1)):
+        best = "Training {numel:,} bfloat16 parameters: best is up and to the left"
+        page.picture(name, rows.where(drawn=True, batch=batch), [PANEL], best, by=("numel",))
+    for batch, what, column, most, unit in (
+        (4, "an iteration over torch's fused", "of_resident", 1.06, "x"),
+        (4, "memory of the card", "taken", 18.8, "GiB"),
+        (4, "host in hooks", "hooks_ms", 60.0, "ms"),
+        (1, "an iteration", "seconds", 0.42, "s"),
+        (1, "memory of the card", "taken", 16.0, "GiB"),
+        (1, "host in hooks", "hooks_ms", 60.0, "ms"),
+    ):
+        page.bar(f"batch {batch}, within the backward: {what}", rows.where(batch=batch, **WITHIN), column,
+            at_most=most, unit=unit)  # fmt: skip

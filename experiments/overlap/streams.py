@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from experiments.harness.panels import GREEN
-from experiments.lab import BLUE, GRAY, ORANGE, Panel, Plot, Row, Rows, Run
+from experiments.lab import Page, Row, Rows, Run
 from experiments.overlap.iteration import EXPOSED, HIDDEN, MODELS, maker
+from experiments.pictures import BLUE, GRAY, GREEN, ORANGE, Panel
 from experiments.works.trace import Event, traced
 from experiments.works.training import Load, Training
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "step", "paging", "overlap")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 OURS = re.compile(r"\bmulti_tensor_apply(_blocks)?(_small_grid)?\b")
 #: Lanes from top to bottom, with their colours.
 LANES = {"model": GRAY, "updates": BLUE, "copies up": ORANGE, "copies down": GREEN}
@@ -96,8 +96,8 @@ class Streams(Panel):
         axes.label_outer()
 
 
-PLOTS = [
-    Plot("streams", [Streams(title="{model} parameters, two iterations, {way}", where={"way": way})
-                     for way in (EXPOSED, HIDDEN)],
-         "Exposed, the model waits for the step; hidden, the next forward goes on beside it")
-]  # fmt: skip
+def report(page: Page, rows: Rows) -> None:
+    """A picture."""
+    page.picture("streams", rows, [Streams(title="{model} parameters, two iterations, {way}",
+        where={"way": way}) for way in (EXPOSED, HIDDEN)],
+        "Exposed, the model waits for the step; hidden, the next forward goes on beside it")  # fmt: skip

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.lab import Bar, Column, Grid, Row, Rows, Run, Table, gb, number
+from experiments.lab import Column, Page, Row, Rows, Run, gb, number
 from experiments.works.counters import Bytes, LinkCounters, fits
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
 from experiments.works.trace import trace_events
 
 NEEDS_GPU = True
-MEASURES = ("launch", "paging")
+MEASURES = ("launch", "tables", "paging", "placements")
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Kinds of rows: counts of nothing and of known traffic, of steps, and the profiler's copies.
@@ -124,10 +124,14 @@ COUNTING: dict[str, Column] = {
 }
 COPIES: dict[str, Column] = {"copy": "what", "GB": gb("bytes")}
 CROSSED = "bytes over the link in a step, by the card, ÷ those that had to (none: how many), by share on the device"
-TABLES = [
-    Grid(CROSSED, "way", "share", crossing, "way", "{:.0%}".format, {"kind": STEP}),
-    Table("what the counters count for known traffic", COUNTING, where={"kind": KNOWN}),
-    Table("copies of one staged step, all away, as torch's profiler has them", COPIES, where={"kind": PROFILER}),
-]
 WORST = "bytes that crossed ÷ bytes that had to, worst share"
-BARS = [Bar(f"{way}: {WORST}", "of_must", at_most=1.01, unit="x", kind=STEP, way=way) for way in PAGED]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    page.grid(CROSSED, rows.where(kind=STEP), "way", "share", crossing, "way", "{:.0%}".format)
+    page.detail.table("what the counters count for known traffic", rows.where(kind=KNOWN), COUNTING)
+    page.detail.table("copies of one staged step, all away, as torch's profiler has them",
+        rows.where(kind=PROFILER), COPIES)  # fmt: skip
+    for way in PAGED:
+        page.bar(f"{way}: {WORST}", rows.where(kind=STEP, way=way), "of_must", at_most=1.01, unit="x")

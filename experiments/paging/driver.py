@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Case, Column, Row, Run, Table, gb_per_s, ms, spread_ms
+from experiments.lab import Case, Column, Page, Row, Rows, Run, gb_per_s, ms, spread_ms
 from experiments.works.link import touch
 from experiments.works.paged import Problem, adamw, push_out, ranges
 from pagedopt.system.cuda import driver
 from pagedopt.system.cuda.driver import Location
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20
 #: Bytes of a prefetch call; 0: everything in one.
 PIECES = {"one call": 0, "64 MiB calls": 64 << 20, "2 MiB calls": 2 << 20}
@@ -111,9 +111,10 @@ MOVES: dict[str, Column] = {
     "the calls block the host, ms": ms("blocks_host"),
 }
 WAITS: dict[str, Column] = {"what": "name", "wall ms": ms("wall"), "p10 to p90": spread_ms("wall")}
-TABLES = [
-    Table(
-        lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB", MOVES, where={"kind": PAGES}
-    ),
-    Table("placement='managed-driver', all state on the host before", WAITS, where={"kind": STEPS}),
-]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables."""
+    page.table(lambda rows: f"the driver moves pages, {rows[0]['range_bytes'] / 2**30:.3g} GiB",
+        rows.where(kind=PAGES), MOVES)  # fmt: skip
+    page.detail.table("placement='managed-driver', all state on the host before", rows.where(kind=STEPS), WAITS)

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import ms, ratio
-from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, best, on_one_clock, over, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, best, ms, on_one_clock, over, ratio, series
 from experiments.works.link import BOTH, MOVES, Link
 from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK, away_bytes, pace
@@ -26,7 +25,7 @@ from pagedopt.commands.train.gpt import GPT
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 GRAPH, CALLS = "graph", "calls"
 FP32, INT8 = "float32", "int8"
 GPT2_XL, PAGE, ARENAS = "1.56 B (580 tensors)", "one page", "16 arenas"
@@ -124,15 +123,24 @@ def derive(rows: Rows) -> Rows:
 COLUMNS: dict[str, Column] = {
     "state": lambda row: f"{row['work']}, {row['state']}", "way": "way", "pages": lambda row: f"{row['pages']:,}",
     "ms": ms("time"), "floor": ms("floor"), "÷ floor": ratio("of_floor"), "÷ calls": ratio("of_calls"),
-    "host, ms": ms("host"), "made in, ms": ms("made"), "MiB taken": "mib",
+    "host, ms": ms("host"),
 }  # fmt: skip
-TABLES = [Table("a step whose state is all on the host", COLUMNS)]
-BARS = [
-    *[Bar(f"1.56 B, {state}: host", "host_ms", at_most=most, unit="ms", work=GPT2_XL, state=state, way=GRAPH)
-      for state, most in ((FP32, 6), (INT8, 3))],
-    *[Bar(f"{work}, {state}: graph over calls", "of_calls", at_most=1.01, unit="x", work=work, state=state, way=GRAPH)
-      for work, state in ((FULL.name, FP32), (FULL.name, INT8), (PAGE, FP32), (ARENAS, FP32))],
-    *[Bar(f"1.56 B, {state}: making a graph, in steps", "steps", at_most=2, unit="x", work=GPT2_XL, state=state,
-          way=GRAPH) for state in (FP32, INT8)],
-    Bar("1.56 B, int8: memory taken", "mib", at_most=16, unit="MiB", work=GPT2_XL, state=INT8, way=GRAPH),
-]  # fmt: skip
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    title = "a step whose state is all on the host"
+    more: dict[str, Column] = {"made in, ms": ms("made"), "MiB taken": "mib"}
+    page.table(title, Rows(row for row in rows if row["work"] not in (PAGE, ARENAS)), COLUMNS)
+    page.detail.table(title, rows, {**COLUMNS, **more})
+    for state, most in ((FP32, 6), (INT8, 3)):
+        page.bar(f"1.56 B, {state}: host", rows.where(work=GPT2_XL, state=state, way=GRAPH), "host_ms",
+            at_most=most, unit="ms")  # fmt: skip
+    for work, state in ((FULL.name, FP32), (FULL.name, INT8), (PAGE, FP32), (ARENAS, FP32)):
+        page.bar(f"{work}, {state}: graph over calls", rows.where(work=work, state=state, way=GRAPH),
+            "of_calls", at_most=1.01, unit="x")  # fmt: skip
+    for state in (FP32, INT8):
+        page.bar(f"1.56 B, {state}: making a graph, in steps",
+            rows.where(work=GPT2_XL, state=state, way=GRAPH), "steps", at_most=2, unit="x")  # fmt: skip
+    page.bar("1.56 B, int8: memory taken", rows.where(work=GPT2_XL, state=INT8, way=GRAPH), "mib",
+        at_most=16, unit="MiB")  # fmt: skip

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Case, Column, Row, Rows, Run, Table, ms, on_one_clock, percent
+from experiments.lab import Case, Column, Page, Row, Rows, Run, ms, on_one_clock, percent
 from experiments.works.paged import Problem, adamw
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: The matrix products of a backward: (8192 x 8192)², bf16, 1.1 TFLOP each.
 WIDTH, QUICK_WIDTH = 8192, 512
 #: The products take this many times as long as the update on the default number of blocks.
@@ -110,9 +110,12 @@ COLUMNS: dict[str, Column] = {
     "added": ms("added"),
     "hidden": percent("hidden"),
 }
-TABLES = [Table("an update behind bf16 products of {width}²", COLUMNS)]
 HIDDEN = "in place behind matrix products, {}, 8 blocks: hidden"
-BARS = [
-    Bar(HIDDEN.format(placement), "hidden", at_least=85, unit="%", placement=placement, access="in_place", blocks=8)
-    for placement in ("mapped", "managed")
-]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("an update behind bf16 products of {width}²", rows, COLUMNS)
+    for placement in ("mapped", "managed"):
+        page.bar(HIDDEN.format(placement), rows.where(placement=placement, access="in_place", blocks=8),
+            "hidden", at_least=85, unit="%")  # fmt: skip

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Case, Row, Rows, Run, Table, Text, best, gb_per_s, ms
+from experiments.lab import Case, Page, Row, Rows, Run, best, gb_per_s, ms
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 
 NEEDS_GPU = True
-MEASURES = ("clock",)
 CEILING, GRID = "ceiling", "grid of the plain kernel"
 HBM = "HBM copy"
 
@@ -50,11 +49,8 @@ def what(row: Row) -> str:
     return f"{row['what']} ({row['blocks']} blocks)" if "blocks" in row else str(row["what"])
 
 
-TABLES = [
-    Table(
-        lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
-        {"what": what, "GB/s": RATE, "ms": ms(best)},
-        where={"kind": CEILING},
-    )
-]
-TEXTS = [Text("ceilings", ceilings)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what follows."""
+    page.table(lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
+        rows.where(kind=CEILING), {"what": what, "GB/s": RATE, "ms": ms(best)})  # fmt: skip
+    page.say(ceilings(rows), "ceilings")

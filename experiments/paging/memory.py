@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Column, Row, Rows, Run, Table, gb
+from experiments.lab import Column, Page, Row, Rows, Run, gb
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from experiments.works.watch import watched
 from pagedopt.system.files.host import numbers
 
 NEEDS_GPU = True
-MEASURES = ("paging",)
+MEASURES = ("paging", "placements")
 #: Shares of state on the device.
 SHARES = (0.0, 0.25, 0.5)
 STEPS = 3
@@ -83,6 +83,11 @@ COLUMNS: dict[str, Column] = {
     "state on the host, GB": gb("away"),
     "host taken, GB": gb("host_extra"),
 }
-TABLES = [Table("memory that an optimizer and three steps take", COLUMNS)]
 # The driver gives memory in pieces of 2 MiB, and its own page tables for the state's pages are in the reading.
-BARS = [Bar("device memory taken beyond budget and ring, worst way and share", "beyond", at_most=2, unit="MiB")]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("memory that an optimizer and three steps take", rows.where(share=0.0), COLUMNS)
+    page.detail.table("and at other shares", rows, COLUMNS)
+    page.bar("device memory taken beyond budget and ring, worst way and share", rows, "beyond", at_most=2, unit="MiB")

@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from experiments.harness.child import Child
-from experiments.harness.panels import ORANGE, Bars
-from experiments.lab import Bar, Case, Column, Plot, Row, Rows, Run, Table, console, error, ms, over, ratio, spread_ms
+from experiments.child import Child
+from experiments.lab import Case, Column, Page, Row, Rows, Run, error, ms, over, ratio, spread_ms
+from experiments.pictures import ORANGE, Bars
 from experiments.works import contenders
 from experiments.works.models import HYPER
 from experiments.works.paged import Problem, push_out
 from experiments.works.reference import Bound
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the device"
 OURS_IN_PLACE = "PagedAdamW, mapped, in place, budget 0"
 RIVAL, RIVAL_8BIT = "bitsandbytes PagedAdamW32bit", "bitsandbytes PagedAdamW8bit"
@@ -73,7 +73,7 @@ def measure(run: Run) -> Iterator[Row]:
 
 def _begun(device: str, quick: bool) -> Problem:
     torch.cuda.set_device(torch.device(device))
-    return Problem(Run(torch.device(device), quick, console()))
+    return Problem(Run(torch.device(device), quick))
 
 
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
@@ -168,8 +168,6 @@ COLUMNS: dict[str, Column] = {
     "÷ ours": ratio("over"),
     "error": error(),
 }
-TABLES = [Table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", COLUMNS)]
-BARS = [Bar(f"speed over {RIVAL}, same start and end", "over", at_least=3.5, unit="x", name=RIVAL, what=SAME)]
 
 
 def color(name: str) -> str:
@@ -179,4 +177,12 @@ def color(name: str) -> str:
 
 STEPS = Bars(title="{numel:,} parameters", unit="ms", name="label", length="wall", scale=1e3, wrap=32, colors=color,
              where={"piece": False}, first="alone")  # fmt: skip
-PLOTS = [Plot("rivals", [STEPS], "Solid: the step; pale: its pages pushed out, so that state is on the host again")]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.table(lambda rows: f"a step over {rows[0]['numel'] / 1e6:,.0f} M parameters", rows, COLUMNS)
+    page.picture("rivals", rows, [STEPS],
+        "Solid: the step; pale: its pages pushed out, so that state is on the host again")  # fmt: skip
+    page.bar(f"speed over {RIVAL}, same start and end", rows.where(name=RIVAL, what=SAME), "over",
+        at_least=3.5, unit="x")  # fmt: skip

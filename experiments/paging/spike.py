@@ -19,14 +19,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from experiments.lab import Bar, Column, Lines, Plot, Row, Rows, Run, Table, formatted, gb
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, gb
+from experiments.pictures import Lines
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
 from experiments.works.small_card import BACK, SPILLING, OnCard
 from pagedopt import run_with_room
 
 NEEDS_GPU = True
-MEASURES = ("kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: Steps of a loop, and which of them are large (counted from 1).
 STEPS, EVERY = 65, 20
 #: Rows of a batch, and how many times as many a large one has.
@@ -192,12 +193,6 @@ COLUMNS: dict[str, Column] = {
     "taking back": BACK,
     "÷ unpaged": formatted("slowdown", "{:.3f} x", ""),
 }
-TABLES = [Table(title, COLUMNS, where={"kind": LOOP})]
-BARS = [
-    Bar("spikes: loops that finish where the card is too small without spilling", "finished", at_least=2, kind=LOOP),
-    Bar("spikes: the other steps, time over unpaged", "slower", at_most=3, unit="%", kind=LOOP),
-    Bar(f"spikes: losses that differ from '{UNPAGED}'", lambda rows: float(not rows[0]["same"]), at_most=0, kind=LOOP),
-]
 
 
 class Spikes(Lines):
@@ -212,4 +207,14 @@ class Spikes(Lines):
 
 TITLE = "Every 20th batch needs more memory than is left beside the state"
 SHOWN = Spikes(title=TITLE, unit="ms", x="step", y="ms", each="loop", log="y", inches=4.0)
-PLOTS = [Plot("spikes", [SHOWN], where={"kind": TIME})]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    page.table(title, rows.where(kind=LOOP), COLUMNS)
+    page.picture("spikes", rows.where(kind=TIME), [SHOWN])
+    page.bar("spikes: loops that finish where the card is too small without spilling",
+        rows.where(kind=LOOP), "finished", at_least=2)  # fmt: skip
+    page.bar("spikes: the other steps, time over unpaged", rows.where(kind=LOOP), "slower", at_most=3, unit="%")
+    page.bar(f"spikes: losses that differ from '{UNPAGED}'", rows.where(kind=LOOP),
+        lambda rows: float(not rows[0]["same"]), at_most=0)  # fmt: skip

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from experiments.harness.child import Child
-from experiments.lab import Bar, Column, Row, Rows, Run, Table, gb_per_s, mib, ms, series
+from experiments.child import Child
+from experiments.lab import Column, Page, Row, Rows, Run, gb_per_s, mib, ms, series
 from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched
@@ -28,7 +28,7 @@ from experiments.works.weight import high_water
 from pagedopt.system.files.mounts import file_system
 from pagedopt.system.files.state_file import state_folder
 
-MEASURES = ("CPU kernels", "launch", "step", "paging", "state file")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements", "system/files")
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)
 #: Shares of state that stay in RAM; None: plain RAM, no file.
@@ -187,10 +187,12 @@ COLUMNS: dict[str, Column] = {
     "GB/s to and fro": gb_per_s(lambda row: 2 * row["in_file"], "step"),
     "bits": "bits",
 }
-TABLES = [Table(title, COLUMNS)]
 BEYOND = "CPU, state file, a quarter in RAM: resident beyond the budget"
 DIFFERENT = "CPU, state file: budgets whose bits differ from all in RAM"
-BARS = [
-    Bar(BEYOND, "beyond", at_most=64, unit="MiB", share=0.25),
-    Bar(DIFFERENT, lambda rows: float(sum(row["bits"] != "same" for row in rows)), at_most=0),
-]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table(title, rows, COLUMNS)
+    page.bar(BEYOND, rows.where(share=0.25), "beyond", at_most=64, unit="MiB")
+    page.bar(DIFFERENT, rows, lambda rows: float(sum(row["bits"] != "same" for row in rows)), at_most=0)

@@ -17,16 +17,15 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import ms, percent, series_in_ms
-from experiments.harness.panels import Lines
-from experiments.lab import Bar, Case, Column, Grid, Plot, Row, Rows, Run, Table, best, on_one_clock
+from experiments.lab import PERCENTILES, Case, Column, Page, Row, Rows, Run, Series, best, ms, on_one_clock, percent
+from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, digest, placed, push_out, ranges, state_tensors
 from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 #: Shares of state on the device.
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 #: Those at which the time is held to a straight line.
@@ -175,12 +174,6 @@ def says(times: Rows, copies: float | None) -> Row:
 TIMED = {"kind": TIME, "case": STEP}
 
 
-def shares(what: str, column: Any) -> Grid:
-    """A line per way, across it the shares."""
-    title = f"{what}, ms, by share of state on the device"
-    return Grid(title, "way", "share", ms(column), "way", "{:.0%}".format, TIMED)
-
-
 SAID: dict[str, Column] = {
     "way": "way",
     "GB/s, all away": "rate",
@@ -189,30 +182,28 @@ SAID: dict[str, Column] = {
     "all near, over device": percent("near", "{:+.1f} %"),
     "bits": "bits",
 }
-TABLES = [
-    shares("GPU time (wall where the host is blocked)", "time"),
-    shares("host time of step()", "host"),
-    Table("what the times say", SAID, where={"kind": SAYS}),
-]
 
 
-def bars() -> Iterator[Bar]:
+def bars(page: Page, rows: Rows) -> None:
     """All away for every way but the driver's; the line and nothing away for those with a budget; bits."""
     for way in PAGED | ON_HOST:
         most, name = (95, "the link's two-way rate") if ceiling(way) == BOTH else (97, "a plain kernel in place")
         title = f"all state on the host, {way}, share of {name}"
-        yield Bar(title, "of_ceiling", at_least=most, unit="%", kind=SAYS, way=way)
+        page.bar(title, rows.where(kind=SAYS, way=way), "of_ceiling", at_least=most, unit="%")
     for way in PAGED:
         title = f"{way}: time ÷ straight line in the share away, worst of 10 to 75 %"
-        yield Bar(title, "worst", at_most=1.05, unit="x", kind=SAYS, way=way)
+        page.bar(title, rows.where(kind=SAYS, way=way), "worst", at_most=1.05, unit="x")
     for way in PAGED:
         title = f"{way}: budget covers everything, time over placement='device'"
-        yield Bar(title, "near", at_most=2, unit="%", kind=SAYS, way=way)
+        page.bar(title, rows.where(kind=SAYS, way=way), "near", at_most=2, unit="%")
     different = "ways whose bits differ from placement='device'"
-    yield Bar(different, lambda rows: float(sum(not row["same"] for row in rows)), at_most=0, kind=BITS)
+    page.bar(different, rows.where(kind=BITS), lambda rows: float(sum(not row["same"] for row in rows)), at_most=0)
 
 
-BARS = list(bars())
+def wall_in_ms(row: Row) -> Series | None:
+    """The wall's series of µs, as one of ms."""
+    found = row.get("wall")
+    return found and {name: value / 1e3 if name in PERCENTILES else value for name, value in found.items()}
 
 
 class Priced(Lines):
@@ -232,10 +223,20 @@ PRICED = Priced(
     title="A step takes what its bytes take (dashed: share · all away + nothing away)",
     unit="ms",
     x="away",
-    y=series_in_ms("wall"),
+    y=wall_in_ms,
     each="way",
     label="share of state on the host",
     log="",
     inches=4.3,
 )
-PLOTS = [Plot("shares", [PRICED], where=TIMED)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table and a picture."""
+    for what, column in (("GPU time (wall where the host is blocked)", "time"), ("host time of step()", "host")):
+        title = f"{what}, ms, by share of state on the device"
+        on = page if column == "time" else page.detail
+        on.grid(title, rows.where(**TIMED), "way", "share", ms(column), "way", "{:.0%}".format)
+    page.table("what the times say", rows.where(kind=SAYS), SAID)
+    page.picture("shares", rows.where(**TIMED), [PRICED])
+    bars(page, rows)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Bar, Plot, Row, Rows, Run, Text, number
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.works import ways
 from experiments.works.tiny_lists import ADVICE
 from pagedopt.system.cuda.driver import capabilities
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "transports")
+MEASURES = ("kernels", "launch", "tables", "transports")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -40,15 +40,19 @@ def sharing(rows: Rows) -> float:
     return float(sum(bool(row["beside"]) for row in rows))
 
 
-TABLES = [
-    ways.on_grid(f"managed memory by advice, 1 list, {ways.MODES[mode]}: {name} µs", clock, mode=mode)
+TITLE = "A step over N tiny tensors, its list rewritten before it in managed memory, by advice"
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
     for mode, name, clock in (
         ("rewritten", "wall", "wall"),
         ("rewritten", "GPU", "gpu"),
         ("new scalars", "wall", "wall"),
-    )
-]
-TITLE = "A step over N tiny tensors, its list rewritten before it in managed memory, by advice"
-PLOTS = [Plot("advice", ways.PANELS, TITLE)]
-BARS = [Bar("tables in a page with another advice's", sharing, at_most=0)]
-TEXTS = [Text("answer", sentence)]
+    ):
+        on = page if name == "wall" and mode == "rewritten" else page.detail
+        ways.on_grid(on, f"managed memory by advice, 1 list, {ways.MODES[mode]}: {name} µs",
+            rows.where(mode=mode), clock)  # fmt: skip
+    page.say(sentence(rows), "answer")
+    page.picture("advice", rows, ways.PANELS, TITLE)
+    page.bar("tables in a page with another advice's", rows, sharing, at_most=0)

@@ -19,17 +19,12 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from experiments.harness.child import Child
-from experiments.harness.rows import Row, Rows
-from experiments.harness.show import Bar, Table
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import handed_over
 from experiments.works.handed_over import LeftOut
-
-MEASURES = ()
-if TYPE_CHECKING:  # a child loads torch only if it needs it
-    from experiments.harness.run import Run
 
 LIMIT = 120.0
 QUICK = ("vector_nvrtc", "struct_too_large", "foreach_norm_424")
@@ -233,9 +228,8 @@ def outcome(name: str) -> Iterator[Row]:
 
 
 def short(row: Row) -> str:
-    """The first lines of a message."""
-    lines = [line.strip() for line in row["message"].splitlines() if line.strip()]
-    return "\n".join(lines[:3])[:400]
+    """The first line of a message."""
+    return next((line.strip()[:200] for line in row["message"].splitlines() if line.strip()), "")
 
 
 def unexpected(rows: Rows) -> tuple[float, str]:
@@ -246,8 +240,12 @@ def unexpected(rows: Rows) -> tuple[float, str]:
 
 def ended(row: Row) -> str:
     """The outcome, and whether it surprises."""
-    return row["outcome"] + ("" if row["as_expected"] else " (not as expected)")
+    as_expected = row["as_expected"]
+    said = f"{row['outcome']}, as expected" if row["outcome"] == "fails" and as_expected else str(row["outcome"])
+    return said if as_expected else f"{said} (not as expected)"
 
 
-TABLES = [Table("attempts", {"attempt": "title", "outcome": ended, "message": short})]
-BARS = [Bar("attempts that came out otherwise than expected", unexpected, at_most=0)]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("attempts", rows, {"attempt": "title", "outcome": ended, "message": short})
+    page.bar("attempts that came out otherwise than expected", rows, unexpected, at_most=0)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Case, Row, Run, times
+from experiments.lab import Case, Page, Row, Rows, Run, number, number_in
 from experiments.works import ways
 from experiments.works.tiny_lists import TRANSPORTS, Lists
 from pagedopt.transports.transport import Transport
 
 NEEDS_GPU = True
-MEASURES = ("clock", "launch", "transports")
+MEASURES = ("launch", "tables", "transports")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -59,4 +59,11 @@ def captured(work: Lists, way: Transport, name: str) -> Callable[[], None]:
     return replay
 
 
-TABLES = [ways.on_grid("replay of a CUDA graph with one step: host / GPU / wall µs", times)]
+def times(row: Row) -> str:
+    """Host / GPU / wall, in µs."""
+    return " / ".join(number(number_in(row, clock)) for clock in ("host", "gpu", "wall"))
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    ways.on_grid(page, "replay of a CUDA graph with one step: host / GPU / wall µs", rows, times)

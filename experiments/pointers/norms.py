@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 import pagedopt
-from experiments.lab import BLUE, GRAY, Case, Lines, Plot, Row, Rows, Run
+from experiments.lab import Case, Page, Row, Rows, Run
+from experiments.pictures import BLUE, GRAY, Lines
 from experiments.works import ways
 from experiments.works.trace import counted
 
-MEASURES = ("clock", "launch", "norms")
+MEASURES = ("launch", "tables")
 COUNTS = (10, 100, 423, 424, 1000, 4096, 16384, 65536)
 WAYS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "torch": lambda tensors: list(torch._foreach_norm(tensors, 2)),
@@ -48,12 +49,14 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "counted": bool(row["launches"])} for row in rows)
 
 
-TABLES = [
-    ways.on_grid("norms of N tensors: wall µs", "wall"),
-    ways.on_grid("norms of N tensors: GPU µs", "gpu"),
-    ways.on_grid("kernels that torch._foreach_norm launches", "launches", counted=True),
-]
 COLORS = {"torch": GRAY, "pagedopt": BLUE}
 TITLE = "Norms of N tiny tensors, by torch and through one list of pointers"
 PANEL = Lines(title=TITLE, x="count", y="wall", each="way", label="tensors", colors=COLORS.__getitem__)
-PLOTS = [Plot("norms", [PANEL])]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables and a picture."""
+    ways.on_grid(page, "norms of N tensors: wall µs", rows, "wall")
+    ways.on_grid(page.detail, "norms of N tensors: GPU µs", rows, "gpu")
+    ways.on_grid(page.detail, "kernels that torch._foreach_norm launches", rows.where(counted=True), "launches")
+    page.picture("norms", rows, [PANEL])

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from experiments.lab import Bar, Grid, Plot, Row, Rows, Run, Text, number
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.works import ways
 from experiments.works.tiny_lists import COPIES, TRANSPORTS
 
-MEASURES = ("clock", "kernels", "launch", "transports")
+MEASURES = ("kernels", "launch", "tables", "transports")
 AN_OPTIMIZER = 4
 LISTS = {1: "1 list", AN_OPTIMIZER: "4 lists"}
 STRUCTS, OURS = "struct 4 KB", "memcpy"
@@ -81,22 +81,28 @@ def worth(rows: Rows) -> Iterator[str]:
             yield f"{copy} takes longer than structs of 4 KB at every size, {lost:,} tensors too."
 
 
-def tables(lists: int, name: str) -> Iterator[Grid]:
+def tables(page: Page, rows: Rows, name: str) -> None:
     """Times, of an optimizer's four lists in each mode, and how often is launched."""
+    rewritten = rows.where(mode="rewritten")
     for mode, words in ways.MODES.items():
-        if lists == AN_OPTIMIZER or mode == "rewritten":
-            yield ways.on_grid(f"transports, {name}, {words}: wall µs", "wall", lists=lists, mode=mode)
-    yield ways.on_grid(f"transports, {name}, rewritten: GPU µs", "gpu", lists=lists, mode="rewritten")
-    if lists == AN_OPTIMIZER:
+        if name == LISTS[AN_OPTIMIZER] or mode == "rewritten":
+            on = page if name == LISTS[AN_OPTIMIZER] and mode == "rewritten" else page.detail
+            ways.on_grid(on, f"transports, {name}, {words}: wall µs", rows.where(mode=mode), "wall")
+    ways.on_grid(page.detail, f"transports, {name}, rewritten: GPU µs", rewritten, "gpu")
+    if name == LISTS[AN_OPTIMIZER]:
         title = f"launches, {name}, rewritten; of all other transports it is one"
-        yield ways.on_grid(title, "launches", lists=lists, mode="rewritten", in_structs=True)
+        ways.on_grid(page.detail, title, rewritten.where(in_structs=True), "launches")
 
 
-TABLES = [table for lists, name in LISTS.items() for table in tables(lists, name)]
-BARS = [
-    Bar(f"managed ÷ best transport, list rewritten, {name}", worst, at_most=1.15, unit="x", lists=lists)
-    for lists, name in LISTS.items()
-]
 TITLE = "A step over N tiny tensors, four lists of pointers rewritten before it, by how they reach the kernel"
-PLOTS = [Plot("transports", ways.PANELS, TITLE, {"lists": 4})]
-TEXTS = [Text("answer", sentences)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, what follows, a picture, and what is held to a limit."""
+    for lists, name in LISTS.items():
+        tables(page, rows.where(lists=lists), name)
+    page.say(sentences(rows), "answer")
+    page.picture("transports", rows.where(lists=4), ways.PANELS, TITLE)
+    for lists, name in LISTS.items():
+        page.bar(f"managed ÷ best transport, list rewritten, {name}", rows.where(lists=lists), worst,
+            at_most=1.15, unit="x")  # fmt: skip

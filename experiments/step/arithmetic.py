@@ -14,12 +14,12 @@ from functools import partial
 
 import torch
 
-from experiments.lab import Case, Row, Run, Table, formatted, on_one_clock, spread
+from experiments.lab import Case, Column, Page, Row, Rows, Run, formatted, on_one_clock, spread
 from experiments.works.contenders import FOREACH, LOOP
 from experiments.works.forms import FORMS, HYPER, PRODUCTS, SHIPPED, step
 from pagedopt.rules import RULES
 
-MEASURES = ("clock", "kernels", "CPU kernels")
+MEASURES = ("kernels",)
 Tensors = list[torch.Tensor]
 
 
@@ -75,11 +75,16 @@ def of(name: str, what: str, pattern: str = "{:.2e}") -> Callable[[Row], str]:
 
 
 derive = on_one_clock
-TABLES = [
-    Table("{family}, {device}: {steps:,} steps of {elements:,} elements; times of {timed:,}", by=("family",), columns={
-        "form": "case", "param, rms": of("param", "rms"), "param, largest": of("param", "most"),
-        "exp_avg, rms": of("exp_avg", "rms"), "exp_avg_sq, rms": of("exp_avg_sq", "rms"), "turned": "turned",
-        "exp_avg, ulp": of("exp_avg", "ulps", "{:,.0f}"), "exp_avg_sq, ulp": of("exp_avg_sq", "ulps", "{:,.0f}"),
-        "µs, {clock} (p10 to p90)": spread("time"),
-    })
-]  # fmt: skip
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    columns: dict[str, Column] = {"form": "case", "param, rms": of("param", "rms"),
+        "exp_avg, rms": of("exp_avg", "rms"), "exp_avg_sq, rms": of("exp_avg_sq", "rms"),
+        "turned": "turned", "µs, {clock}": "time"}  # fmt: skip
+    more: dict[str, Column] = {"param, largest": of("param", "most"),
+        "exp_avg, ulp": of("exp_avg", "ulps", "{:,.0f}"),
+        "exp_avg_sq, ulp": of("exp_avg_sq", "ulps", "{:,.0f}"), "µs, {clock} (p10 to p90)": spread("time")}  # fmt: skip
+    title = "{family}, {device}: {steps:,} steps of {elements:,} elements; times of {timed:,}"
+    page.table(title, rows, columns, by=("family",))
+    page.detail.table(title, rows, {**columns, **more}, by=("family",))

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, formatted, over, series, spread
+from experiments.lab import Case, Column, Page, Row, Rows, Run, formatted, over, series, spread
+from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FUSED, GRAPH, OURS
 from experiments.works.graph import captured
@@ -23,7 +24,7 @@ from experiments.works.models import HYPER, Work, gpt2_shapes
 from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch", "step", "capture")
+MEASURES = ("kernels", "launch", "tables", "optim")
 CAPTURED, MOVED = f"{OURS}, captured", f"{OURS}, captured, gradients moved"
 COUNTS, QUEUED = (10, 100, 1000, 5000), 100
 GPT2 = "GPT-2, 148 tensors"
@@ -95,21 +96,24 @@ def derive(rows: Rows) -> Rows:
     return Rows(found)
 
 
-TABLES = [
-    Table("{work}", by=("work",), columns={
-        "step": "case", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"),
-        f"wall µs of {QUEUED} queued, each": "queued", "torch fused ÷ it": formatted("of_fused", "{:.1f} x"),
-    })
-]  # fmt: skip
 TINY = "1,000 x (2, 3)"
-BARS = [
-    Bar("GPT-2, queued, over 1.05 x the kernel + 15 µs", "of_kernel", at_most=1, unit="x", work=GPT2, case=CAPTURED),
-    Bar("GPT-2, queued, over torch fused in a graph", "queued_of_graph", at_most=1, unit="x", work=GPT2, case=CAPTURED),
-    Bar("1,000 tiny tensors, torch fused eager ÷ it", "of_fused", at_least=20, unit="x", work=TINY, case=CAPTURED),
-    Bar("1,000 tiny tensors, over torch fused in a graph", "of_graph", at_most=1, unit="x", work=TINY, case=CAPTURED),
-]
-PLOTS = [
-    Plot("steps", [Lines(title="a step of tensors of 2 x 3", x="tensors", y="wall", each="case", label="tensors",
-                         colors=contenders.color, where={"tiny": True})],
-         "What a step costs by the wall, eager and captured"),
-]  # fmt: skip
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"step": "case", "host µs": "host", "GPU µs": "gpu",
+        "wall µs (p10 to p90)": spread("wall"), f"wall µs of {QUEUED} queued, each": "queued",
+        "torch fused ÷ it": formatted("of_fused", "{:.1f} x")}  # fmt: skip
+    page.table("{work}", rows.where(work=rows[-1]["work"]), columns)
+    page.detail.table("{work}", Rows(row for row in rows if row["work"] != rows[-1]["work"]), columns, by=("work",))
+    page.picture("steps", rows, [Lines(title="a step of tensors of 2 x 3", x="tensors", y="wall",
+        each="case", label="tensors", colors=contenders.color, where={"tiny": True})],
+        "What a step costs by the wall, eager and captured")  # fmt: skip
+    page.bar("GPT-2, queued, over 1.05 x the kernel + 15 µs", rows.where(work=GPT2, case=CAPTURED),
+        "of_kernel", at_most=1, unit="x")  # fmt: skip
+    page.bar("GPT-2, queued, over torch fused in a graph", rows.where(work=GPT2, case=CAPTURED),
+        "queued_of_graph", at_most=1, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, torch fused eager ÷ it", rows.where(work=TINY, case=CAPTURED),
+        "of_fused", at_least=20, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, over torch fused in a graph", rows.where(work=TINY, case=CAPTURED),
+        "of_graph", at_most=1, unit="x")  # fmt: skip

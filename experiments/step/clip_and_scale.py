@@ -19,9 +19,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.harness.columns import formatted, percent, ratio, spread
-from experiments.harness.panels import BLUE, GRAY, PURPLE, Bars
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, on_own_clock, over
+from experiments.lab import (
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    by_clock_of,
+    formatted,
+    on_own_clock,
+    over,
+    percent,
+    ratio,
+    spread,
+)
+from experiments.pictures import BLUE, GRAY, PURPLE, Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, OURS, Build
 from experiments.works.dispatch import dispatched
@@ -31,7 +43,7 @@ from experiments.works.reference import Bound
 from experiments.works.trace import Incomplete, counted
 from pagedopt import PagedAdamW
 
-MEASURES = ("clock", "kernels", "CPU kernels", "launch", "step", "factor", "capture")
+MEASURES = ("kernels", "launch", "tables", "optim")
 PLAIN, CLIP, SCALE, BOTH = "a step", "clip and step", "scaler and step", "scaler, clip and step"
 #: A norm that no gradient here has.
 FAR = 1e6
@@ -221,24 +233,33 @@ def color(name: str) -> str:
     return BLUE if name.startswith(OURS) else PURPLE if name.startswith(COMPILED) else GRAY
 
 
-TABLES = [
-    Table("{what}, {work}, {device}", by=("key", "what", "device"), columns={
-        "who": "case", "launches": "launches", "kernels": "kernels", "operators": "operators", "host µs": "host",
-        "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"), "of the copy": percent("share"),
-        "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled"), "by": "clock",
-    })
-]  # fmt: skip
 GPU: dict[str, Any] = {"device": "cuda"}
-BARS = [
-    Bar("GPT-2, clip and step, of a copy of its bytes", "of_copy", at_most=1.07, unit="x", key=GPT2, what=CLIP,
-        case=OURS, **GPU),
-    Bar("GPT-2, clip and step, launches", "launches", at_most=3, key=GPT2, what=CLIP, case=OURS, **GPU),
-    Bar("GPT-2, a scaled step's kernels, of an unscaled one's", "of_unscaled", at_most=1.02, unit="x", key=GPT2,
-        what=SCALE, case=GIVEN, **GPU),
-    Bar("1,000 tiny tensors, clip and step, wall, of torch's", "of_torch_wall", at_most=0.333, unit="x", key=TINY,
-        what=CLIP, case=OURS, **GPU),
-    Bar("1,000 tiny tensors, captured, wall, of torch's eager", "of_torch_wall", at_most=0.1, unit="x", key=TINY,
-        what=CLIP, case=IN_GRAPH, **GPU),
-]  # fmt: skip
 PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
-PLOTS = [Plot("steps", PANELS, "Clipping and scaling, inside of the step and beside it", by=("work", "device"))]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"who": "case", "launches": "launches", "kernels": "kernels",
+        "GPU µs": "gpu", "of the copy": percent("share"),
+        "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled")}  # fmt: skip
+    title = "{what}, {work}, {device}"
+    page.table("clip and scale: {work}, {device}", rows.where(key=GPT2, device="cuda"), {"what": "what", **columns})
+    more: dict[str, Column] = {"host µs": "host", "operators": "operators",
+        "wall µs (p10 to p90)": spread("wall"), "by": "clock"}  # fmt: skip
+    page.detail.table(title, rows, {**columns, **more}, by=("key", "what", "device"))
+    page.picture(
+        "steps",
+        rows.where(key=GPT2),
+        PANELS,
+        "Clipping and scaling, inside of the step and beside it",
+        by=("work", "device"),
+    )
+    page.bar("GPT-2, clip and step, of a copy of its bytes",
+        rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "of_copy", at_most=1.07, unit="x")  # fmt: skip
+    page.bar("GPT-2, clip and step, launches", rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "launches", at_most=3)
+    page.bar("GPT-2, a scaled step's kernels, of an unscaled one's",
+        rows.where(key=GPT2, what=SCALE, case=GIVEN, **GPU), "of_unscaled", at_most=1.02, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, clip and step, wall, of torch's",
+        rows.where(key=TINY, what=CLIP, case=OURS, **GPU), "of_torch_wall", at_most=0.333, unit="x")  # fmt: skip
+    page.bar("1,000 tiny tensors, captured, wall, of torch's eager",
+        rows.where(key=TINY, what=CLIP, case=IN_GRAPH, **GPU), "of_torch_wall", at_most=0.1, unit="x")  # fmt: skip

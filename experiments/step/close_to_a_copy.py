@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from experiments.harness.columns import error, percent, ratio, spread
-from experiments.harness.panels import Bars
-from experiments.lab import Bar, Plot, Row, Rows, Run, Table, by_clock_of, on_own_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, error, on_own_clock, over, percent, ratio, spread
+from experiments.pictures import Bars
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
 from experiments.works.models import Work, gpt2_shapes
 
-MEASURES = ("clock", "kernels", "CPU kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.
@@ -126,26 +125,36 @@ def title(rows: Rows) -> str:
     return "{work}, {device}: {numel:,} parameters, ".format(**rows[0]) + f"{rows[0]['bytes'] / 1e9:.3g} GB a step"
 
 
-TABLES = [
-    Table(title, by=("key", "device"), columns={
-        "contender": "label", "host µs": "host", "GPU µs": "gpu", "wall µs (p10 to p90)": spread("wall"),
-        "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error(),
-    })
-]  # fmt: skip
-
 GPU: dict[str, Any] = {"device": "cuda", "case": OURS}
 CPU: dict[str, Any] = {"device": "cpu", "case": OURS}
 TINY = "over_fused_wall"
-BARS = [
-    Bar("AdamW fp32, GPT-2, speed over torch fused", "over_fused", at_least=1.4, unit="x", key="gpt2", **GPU),
-    Bar("AdamW fp32, GPT-2, share of HBM copy", "share", at_least=93, unit="%", key="gpt2", **GPU),
-    Bar("AdamW fp32, 1 B, share of HBM copy", "share", at_least=94, unit="%", key="1b", **GPU),
-    Bar("1,000 x (2, 3), wall, speed over torch fused", TINY, at_least=8, unit="x", key="1000", **GPU),
-    Bar("5,000 x (2, 3), wall, speed over torch fused", TINY, at_least=8, unit="x", key="5000", **GPU),
-    Bar("bf16, fp32 state, GPT-2, share of HBM copy", "share", at_least=90, unit="%", key="gpt2-bf16", **GPU),
-    Bar("CPU, 5,000 x (2, 3), speed over torch fused", "over_fused", at_least=5, unit="x", key="5000", **CPU),
-    Bar("CPU, 50 M in 12 tensors, speed over torch fused", "over_fused", at_least=0.95, unit="x", key="50m", **CPU),
-]
 PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
 TITLE = "A step of AdamW; dashed: a copy of the bytes that ours moves (none over tiny tensors)"
-PLOTS = [Plot("steps", PANELS, TITLE, by=("work", "device"))]
+
+
+def shown(page: Page, rows: Rows) -> None:
+    """A table of the first work, and of each other in detail."""
+    columns: dict[str, Column] = {"contender": "label", "GPU µs": "gpu", "wall µs": "wall",
+        "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error()}  # fmt: skip
+    more: dict[str, Column] = {"host µs": "host", "wall µs (p10 to p90)": spread("wall")}
+    first = rows.where(key=rows[0]["key"], device=rows[0]["device"])
+    page.table(title, first, columns)
+    page.detail.table(title, rows, {**columns, **more}, by=("key", "device"))
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    shown(page, rows)
+    page.picture("steps", rows.where(device=rows[0]["device"]), PANELS, TITLE, by=("work",))
+    page.bar("AdamW fp32, GPT-2, speed over torch fused", rows.where(key="gpt2", **GPU), "over_fused",
+        at_least=1.4, unit="x")  # fmt: skip
+    page.bar("AdamW fp32, GPT-2, share of HBM copy", rows.where(key="gpt2", **GPU), "share", at_least=93, unit="%")
+    page.bar("AdamW fp32, 1 B, share of HBM copy", rows.where(key="1b", **GPU), "share", at_least=94, unit="%")
+    page.bar("1,000 x (2, 3), wall, speed over torch fused", rows.where(key="1000", **GPU), TINY, at_least=8, unit="x")
+    page.bar("5,000 x (2, 3), wall, speed over torch fused", rows.where(key="5000", **GPU), TINY, at_least=8, unit="x")
+    page.bar("bf16, fp32 state, GPT-2, share of HBM copy", rows.where(key="gpt2-bf16", **GPU), "share",
+        at_least=90, unit="%")  # fmt: skip
+    page.bar("CPU, 5,000 x (2, 3), speed over torch fused", rows.where(key="5000", **CPU), "over_fused",
+        at_least=5, unit="x")  # fmt: skip
+    page.bar("CPU, 50 M in 12 tensors, speed over torch fused", rows.where(key="50m", **CPU), "over_fused",
+        at_least=0.95, unit="x")  # fmt: skip

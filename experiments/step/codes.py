@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Bar, Lines, Plot, Row, Rows, Run, Table, percent, ratio
+from experiments.lab import Column, Page, Row, Rows, Run, percent, ratio
+from experiments.pictures import Lines
 from experiments.works.codes_8_bits import FLASH, PUBLISHED, Code, rooted
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.commands.train.data import Bytes, load_corpus, sample_batch, to_device
@@ -25,7 +26,7 @@ from pagedopt.formats import int8
 from pagedopt.formats.int8 import FEWEST, MAX_DECAY
 from pagedopt.planning.sizes import BYTES, Size
 
-MEASURES = ("CPU kernels", "formats")
+MEASURES = ("kernels", "formats")
 #: Options of an optimizer, and the codes of its float32 state that is rounded after each step, by its name.
 Contender = tuple[dict[str, Any], dict[str, Code]]
 #: The name of the experiment's note.
@@ -207,30 +208,30 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("AdamW, both moments: {numel:,} parameters, {steps} steps", where={"which": BOTH}, columns={
-        "state": "code", "β1": "beta1", "β2": "decay", "error of the update": percent("error", "{:.2f} %"),
-        "÷ bitsandbytes'": ratio("of_rival"), "bias of v": percent("bias", "{:+.1f} %"),
-        "largest update": "worst", "turned": percent("turned", "{:.2f} %"),
-    }),
-    Table("First moments alone, int8: {numel:,} parameters, {steps} steps",
-          where={"which": FIRST, "code": OURS}, columns={
-        "optimizer": "family", "decay": "decay", "error": percent("error"), "÷ at 0.9": ratio("of_nine"),
-        "bitsandbytes'": percent("rival"), "bfloat16": percent("half", "{:.2f} %"),
-        "turned": percent("turned", "{:.2f} %"), "turned, bitsandbytes'": percent("rival_turned", "{:.2f} %"),
-        "allowed": "allowed",
-    }),
-]  # fmt: skip
-BARS = [
-    Bar("AdamW, β2 0.999: error ÷ bitsandbytes'", "of_rival", at_most=0.5, unit="x", which=BOTH, code=OURS,
-        beta1=0.9, decay=0.999),
-    Bar("AdamW: bias of v", "off", at_most=1.0, unit="%", which=BOTH, code=OURS),
-    Bar(f"first moments up to {MAX_DECAY}: error ÷ bitsandbytes'", "of_rival", at_most=1.0, unit="x",
-        which=FIRST, code=OURS, allowed="yes"),
-]  # fmt: skip
 REMEMBERS = "steps that the moment remembers, 1 / (1 - decay)"
 ABOUT: dict[str, Any] = {"x": "remembers", "y": "error", "each": "line", "unit": "error, %", "label": REMEMBERS}
 TITLES = {BOTH: "AdamW, both moments in a code, by the decay of v: error of the update",
           FIRST: "The first moment alone: error of the update, of Lion that of the momentum"}  # fmt: skip
 PANELS = [Lines(title=title, where={"drawn": which}, **ABOUT) for which, title in TITLES.items()]
-PLOTS = [Plot("errors", PANELS, "The longer a moment remembers, the further 8 bits take its update off")]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"state": "code", "β1": "beta1", "β2": "decay",
+        "error of the update": percent("error", "{:.2f} %"), "÷ bitsandbytes'": ratio("of_rival"),
+        "bias of v": percent("bias", "{:+.1f} %"), "largest update": "worst",
+        "turned": percent("turned", "{:.2f} %")}  # fmt: skip
+    both, title = rows.where(which=BOTH), "AdamW, both moments: {numel:,} parameters, {steps} steps"
+    page.table(title, Rows(row for row in both if row["code"] in DRAWN[BOTH]), columns)
+    page.detail.table(title, both, columns)
+    page.detail.table("First moments alone, int8: {numel:,} parameters, {steps} steps",
+        rows.where(which=FIRST, code=OURS), {"optimizer": "family", "decay": "decay",
+        "error": percent("error"), "÷ at 0.9": ratio("of_nine"), "bitsandbytes'": percent("rival"),
+        "bfloat16": percent("half", "{:.2f} %"), "turned": percent("turned", "{:.2f} %"),
+        "turned, bitsandbytes'": percent("rival_turned", "{:.2f} %"), "allowed": "allowed"})  # fmt: skip
+    page.picture("errors", rows, PANELS, "The longer a moment remembers, the further 8 bits take its update off")
+    page.bar("AdamW, β2 0.999: error ÷ bitsandbytes'",
+        rows.where(which=BOTH, code=OURS, beta1=0.9, decay=0.999), "of_rival", at_most=0.5, unit="x")  # fmt: skip
+    page.bar("AdamW: bias of v", rows.where(which=BOTH, code=OURS), "off", at_most=1.0, unit="%")
+    page.bar(f"first moments up to {MAX_DECAY}: error ÷ bitsandbytes'",
+        rows.where(which=FIRST, code=OURS, allowed="yes"), "of_rival", at_most=1.0, unit="x")  # fmt: skip

@@ -18,14 +18,14 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Grid, Row, Rows, Run, Table, Text, gb_per_s, number, spread
+from experiments.lab import Case, Page, Row, Rows, Run, gb_per_s, number, sampled, series, spread
 from experiments.works.contenders import CONTENDERS, COPY, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MAX_THREADS
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
-MEASURES = ("clock", "CPU kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
 
@@ -76,11 +76,19 @@ def measure(run: Run) -> Iterator[Row]:
                 *others, fused = sorted((*cases, copy_of_bytes(work, CPU)), key=lambda case: case.name == FUSED)
                 about = {"work": work.name, "threads": count, "numel": work.numel, "bytes": 28 * work.numel}
                 for case in others:
-                    found = run.pairs(case, fused)
+                    found = pairs(run, case, fused)
                     yield {**about, "case": case.name, "error": errors.get(case.name), **found}
                 run.say(f"{work.name} on {count} thread{'s' * (count > 1)}")
     finally:
         torch.set_num_threads(before)
+
+
+def pairs(run: Run, one: Case, other: Case) -> Row:
+    """Two that take turns: the ``time`` of one, of the ``other``, and their ``ratio`` pair by pair."""
+    found = sampled((one, other), CPU, run.rounds, run.seconds, run.warmup)
+    mine, others = ([wall for _, wall, _ in samples] for samples in found)
+    ratio = [b / a for a, b in zip(mine, others, strict=True)]
+    return {"time": series(mine, "wall"), "other": series(others, "wall"), "ratio": series(ratio, "wall")}
 
 
 def derive(rows: Rows) -> Rows:
@@ -102,15 +110,17 @@ def beside(rows: Rows) -> str:
 
 
 QUARTILES = ("p25", "p75")
-TABLES = [
-    Table("PagedAdamW (quartiles)", where={"case": OURS}, columns={
-        "over": "work", "threads": "threads", "µs": spread("time", *QUARTILES),
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, what follows, and what is held to a limit."""
+    for name, on in ((OURS, page), (FOREACH, page.detail)):
+        title = f"{name}: speed over torch fused, by threads"
+        on.grid(title, rows.where(case=name), "work", "threads", "ratio", "over")
+    page.detail.table("PagedAdamW (quartiles)", rows.where(case=OURS),
+        {"over": "work", "threads": "threads", "µs": spread("time", *QUARTILES),
         "torch fused in turn, µs": spread("other", *QUARTILES),
         "speed over torch fused": spread("ratio", *QUARTILES), "GB/s": "rate",
-        "pairs": lambda row: f"{row['ratio']['n']:,}",
-    }),
-    Grid(f"{FOREACH}: speed over torch fused, by threads", down="work", across="threads", cell="ratio", corner="over",
-         where={"case": FOREACH}),
-]  # fmt: skip
-TEXTS = [Text("cpu_step", beside)]
-BARS = [Bar("speed over torch fused, where it is least", "ratio", at_least=0.95, unit="x", case=OURS)]
+        "pairs": lambda row: f"{row['ratio']['n']:,}"})  # fmt: skip
+    page.say(beside(rows))
+    page.bar("speed over torch fused, where it is least", rows.where(case=OURS), "ratio", at_least=0.95, unit="x")

@@ -11,11 +11,11 @@ import importlib.util
 import tempfile
 from collections.abc import Iterator
 
-from experiments.harness import child
-from experiments.lab import Bar, Row, Rows, Run, Table, series
+from experiments import child
+from experiments.lab import Page, Row, Rows, Run, series
 from experiments.step.fresh_process import first_step, importing
 
-MEASURES = ("kernels", "launch", "step", "compiling")
+MEASURES = ("kernels", "launch", "tables", "optim", "system")
 COLD, WARM, IMPORT = "first step, cold cache", "first step, warm cache", "import of pagedopt.PagedAdamW"
 LIMIT = 120
 
@@ -49,9 +49,9 @@ def fastest(rows: Rows) -> float:
     return float(rows[0]["seconds"]["min"])
 
 
-TABLES = [Table("fresh processes", {"what": "what", "seconds": seconds})]
-BARS = [
-    Bar("first step, cold kernel cache", "seconds", at_most=2, unit="s", what=COLD, device="cuda"),
-    Bar("first step, warm kernel cache", "seconds", at_most=0.3, unit="s", what=WARM, device="cuda"),
-    Bar("import of pagedopt.PagedAdamW, after torch", fastest, at_most=0.3, unit="s", what=IMPORT),
-]
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    page.table("fresh processes", rows, {"what": "what", "seconds": seconds})
+    page.bar("first step, cold kernel cache", rows.where(what=COLD, device="cuda"), "seconds", at_most=2, unit="s")
+    page.bar("first step, warm kernel cache", rows.where(what=WARM, device="cuda"), "seconds", at_most=0.3, unit="s")
+    page.bar("import of pagedopt.PagedAdamW, after torch", rows.where(what=IMPORT), fastest, at_most=0.3, unit="s")

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from experiments.harness.child import Child
-from experiments.lab import Bar, Row, Rows, Run, Table, gb_per_s, series, spread
+from experiments.child import Child
+from experiments.lab import Page, Row, Rows, Run, gb_per_s, series, spread
 from experiments.step.sharded_process import AWAY, FUSED, LINK, OURS, iterations
 
-MEASURES = ("kernels", "launch", "step", "paging")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 PROCESSES = GPUS = 2
 TURNS = "turns"
 #: Seconds until a process is killed.
@@ -96,21 +96,16 @@ def derive(rows: Rows) -> Rows:
     )
 
 
-TABLES = [
-    Table("FSDP2 over two processes, {parameters:,} parameters", where={"kind": TURNS}, columns={
-        "what": "what", "ours": "case", "state away in each process, bytes": lambda row: f"{row['away']:,}",
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    page.table("FSDP2 over two processes, {parameters:,} parameters", rows.where(kind=TURNS),
+        {"what": "what", "ours": "case",
+        "state away in each process, bytes": lambda row: f"{row['away']:,}",
         "ours, µs (p10 to p90)": spread("ours"), f"{FUSED}, µs": spread("theirs"),
         "ours over theirs, in turn": spread("ratio"), "turns": lambda row: f"{row['ratio']['n']}",
-        "floor of the bytes away, µs": "floor",
-    }),
-    Table("copies up and down at once, in both processes", where={"kind": LINK}, columns={
-        "bytes each way": lambda row: f"{row['bytes']:,}", "µs": spread("time"),
-        "GB/s each way": gb_per_s("bytes", "time"),
-    }),
-]  # fmt: skip
-BARS = [
-    Bar(
-        "an iteration of FSDP2, all state on the devices, over that with torch fused", "ratio", at_most=1.05, unit="x",
-        what="iterations", case=OURS,
-    )
-]  # fmt: skip
+        "floor of the bytes away, µs": "floor"})  # fmt: skip
+    page.detail.table("copies up and down at once, in both processes", rows.where(kind=LINK),
+        {"bytes each way": lambda row: f"{row['bytes']:,}", "µs": spread("time"),
+        "GB/s each way": gb_per_s("bytes", "time")})  # fmt: skip
+    page.bar("an iteration of FSDP2, all state on the devices, over that with torch fused",
+        rows.where(what="iterations", case=OURS), "ratio", at_most=1.05, unit="x")  # fmt: skip

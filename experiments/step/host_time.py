@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Case, Row, Run, Table, formatted
+from experiments.lab import Case, Page, Row, Rows, Run, formatted
 from experiments.works.contenders import FUSED, OURS
 from experiments.works.models import Work
 from pagedopt import PagedAdamW, PointerTable
 
-MEASURES = ("clock", "launch", "step")
+MEASURES = ("launch", "tables", "optim")
 ALONE, REFRESH = "step() alone", "refresh"
 #: A median with its unit.
 HOST = formatted("host", "{:,.0f} µs")
@@ -47,14 +47,12 @@ def measure(run: Run) -> Iterator[Row]:
         yield {"what": ALONE, "device": run.device.type, "case": name, "host": host}
 
 
-TABLES = [
-    Table("step() over 148 small tensors, nothing else in between", {"optimizer": "case", "host": HOST},
-          where={"what": ALONE}),
-    Table("refresh of 1,000 unchanged tensors", {"lists": "case", "host": HOST}, where={"what": REFRESH}),
-]  # fmt: skip
-BARS = [
-    Bar(
-        "host time of step(), 148 tensors, alone", "host", at_most=120, unit="µs", what=ALONE, case=OURS, device="cuda"
-    ),
-    Bar("refreshing 1,000 unchanged tensors", "host", at_most=250, unit="µs", what=REFRESH, case="one list"),
-]
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    page.table("step() over 148 small tensors, nothing else in between", rows.where(what=ALONE),
+        {"optimizer": "case", "host": HOST})  # fmt: skip
+    page.detail.table("refresh of 1,000 unchanged tensors", rows.where(what=REFRESH), {"lists": "case", "host": HOST})
+    page.bar("host time of step(), 148 tensors, alone", rows.where(what=ALONE, case=OURS, device="cuda"),
+        "host", at_most=120, unit="µs")  # fmt: skip
+    page.bar("refreshing 1,000 unchanged tensors", rows.where(what=REFRESH, case="one list"), "host",
+        at_most=250, unit="µs")  # fmt: skip

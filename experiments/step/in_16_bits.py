@@ -13,15 +13,15 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Bar, Plot, Row, Run
-from experiments.step.close_to_a_copy import PANELS, TABLES, derive, steps
+from experiments.lab import Page, Row, Rows, Run
+from experiments.step.close_to_a_copy import PANELS, derive, shown, steps
 from experiments.works.contenders import FOREACH, FUSED, OURS
 from experiments.works.models import Work, gpt2_shapes
 
 #: The name of the experiment's note.
 NOTE = "int8"
-MEASURES = ("clock", "kernels", "launch", "step")
-__all__ = ["BARS", "PLOTS", "TABLES", "derive", "measure"]
+MEASURES = ("kernels", "launch", "tables", "optim")
+__all__ = ["derive", "measure", "report"]
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -31,5 +31,9 @@ def measure(run: Run) -> Iterator[Row]:
     yield from steps(run, "all-bf16", work, (OURS, FUSED, FOREACH), run.device)
 
 
-BARS = [Bar("bf16, bf16 state, GPT-2, share of HBM copy", "share", at_least=85, unit="%", device="cuda", case=OURS)]
-PLOTS = [Plot("in-16-bits", PANELS, "A step of AdamW takes little longer than a copy of its bytes (dashed)")]
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    shown(page, rows)
+    page.picture("in-16-bits", rows, PANELS, "A step of AdamW takes little longer than a copy of its bytes (dashed)")
+    page.bar("bf16, bf16 state, GPT-2, share of HBM copy", rows.where(device="cuda", case=OURS), "share",
+        at_least=85, unit="%")  # fmt: skip

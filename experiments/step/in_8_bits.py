@@ -16,14 +16,12 @@ from typing import Any
 import torch
 
 from experiments.lab import (
-    Bar,
-    Bars,
     Case,
-    Plot,
+    Column,
+    Page,
     Row,
     Rows,
     Run,
-    Table,
     by_clock_of,
     error,
     ms,
@@ -33,6 +31,7 @@ from experiments.lab import (
     ratio,
     spread_ms,
 )
+from experiments.pictures import Bars
 from experiments.works import contenders
 from experiments.works.contenders import BITS_8, COPY, OURS, color
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
@@ -41,7 +40,16 @@ from experiments.works.paged import FULL, QUICK, Problem
 
 #: The name of the experiment's note.
 NOTE = "int8"
-MEASURES = ("clock", "kernels", "CPU kernels", "formats", "launch", "step", "paging", "state file")
+MEASURES = (
+    "kernels",
+    "formats",
+    "launch",
+    "tables",
+    "optim",
+    "paging",
+    "placements",
+    "system/files",
+)
 NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 #: As it is by default where the second moment decays fast.
 M_ALONE = f"{OURS}, int8, m stochastic"
@@ -144,29 +152,34 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TABLES = [
-    Table("{place}, {device}: {work}", by=("place", "device"), columns={
-        "step": "case", "ms": ms("time"), "p10 to p90": spread_ms("time"), "GB/s": "rate",
-        "of a copy": percent("share"), "of the plain kernel": percent("share_in_place"),
-        "bitsandbytes ÷ it (wall)": ratio("over_rival"), "float32 ÷ it": ratio("over_fp32"), "by": "clock",
-        "error": error(),
-    })
-]  # fmt: skip
 GPU: dict[str, Any] = {"place": "resident", "device": "cuda"}
 CPU: dict[str, Any] = {"place": "resident", "device": "cpu"}
-BARS = [
-    Bar("resident, nearest, share of a copy", "share", at_least=75, unit="%", case=NEAREST, **GPU),
-    Bar("resident, stochastic, share of a copy", "share", at_least=70, unit="%", case=STOCHASTIC, **GPU),
-    Bar("resident, nearest, speed over bitsandbytes", "over_rival", at_least=5.5, unit="x", case=NEAREST, **GPU),
-    Bar("all away, staged, ms", "ms", at_most=12.5, unit="ms", place="away", case=f"{NEAREST}, staged"),
-    Bar("all away, in place, of the plain kernel", "share_in_place", at_least=75, unit="%", place="away",
-        case=f"{NEAREST}, in place, all blocks"),
-    Bar("CPU, nearest, speed over float32", "over_fp32", at_least=0.45, unit="x", case=NEAREST, **CPU),
-    Bar("CPU, stochastic, speed over float32", "over_fp32", at_least=0.3, unit="x", case=STOCHASTIC, **CPU),
-    Bar("in a file, nearest, speed over float32", "over_fp32", at_least=3, unit="x", case=NEAREST, place="in a file"),
-]  # fmt: skip
 PANELS = [Bars(title="{work}, {device}", name="case", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
-PLOTS = [
-    Plot("in-8-bits", PANELS, "Steps with all state on the device, and a copy of the bytes in 8 bits (dashed)",
-         where={"place": "resident"}, by=("place", "device")),
-]  # fmt: skip
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+        "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it (wall)": ratio("over_rival"),
+        "float32 ÷ it": ratio("over_fp32"), "error": error()}  # fmt: skip
+    more: dict[str, Column] = {"p10 to p90": spread_ms("time"), "GB/s": "rate", "by": "clock"}
+    for place in ("resident", "away"):
+        page.table("{place}, {device}: {work}", rows.where(place=place, device="cuda"), columns)
+    page.detail.table("{place}, {device}: {work}", rows, {**columns, **more}, by=("place", "device"))
+    page.picture("in-8-bits", rows.where(place="resident", device=rows[0]["device"]), PANELS,
+        "Steps with all state on the device, and a copy of the bytes in 8 bits (dashed)",
+        by=("place", "device"))  # fmt: skip
+    page.bar("resident, nearest, share of a copy", rows.where(case=NEAREST, **GPU), "share", at_least=75, unit="%")
+    page.bar("resident, stochastic, share of a copy", rows.where(case=STOCHASTIC, **GPU), "share",
+        at_least=70, unit="%")  # fmt: skip
+    page.bar("resident, nearest, speed over bitsandbytes", rows.where(case=NEAREST, **GPU), "over_rival",
+        at_least=5.5, unit="x")  # fmt: skip
+    page.bar("all away, staged, ms", rows.where(place="away", case=f"{NEAREST}, staged"), "ms", at_most=12.5, unit="ms")
+    page.bar("all away, in place, of the plain kernel",
+        rows.where(place="away", case=f"{NEAREST}, in place, all blocks"), "share_in_place", at_least=75,
+        unit="%")  # fmt: skip
+    page.bar("CPU, nearest, speed over float32", rows.where(case=NEAREST, **CPU), "over_fp32", at_least=0.45, unit="x")
+    page.bar("CPU, stochastic, speed over float32", rows.where(case=STOCHASTIC, **CPU), "over_fp32",
+        at_least=0.3, unit="x")  # fmt: skip
+    page.bar("in a file, nearest, speed over float32", rows.where(case=NEAREST, place="in a file"),
+        "over_fp32", at_least=3, unit="x")  # fmt: skip

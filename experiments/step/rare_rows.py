@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.lab import Bar, Row, Rows, Run, Table, percent, ratio
+from experiments.lab import Column, Page, Row, Rows, Run, percent, ratio
 from experiments.step.codes import BOTH, FLOAT32, OURS, RIVAL, Twin, codes
 from pagedopt.formats.int8 import BLOCK
 
-MEASURES = ("CPU kernels", "formats")
+MEASURES = ("kernels", "formats")
 #: The name of the experiment's note.
 NOTE = "int8"
 CPU_ONLY = True
@@ -185,28 +185,32 @@ def derive(rows: Rows) -> Rows:
 
 
 _ABOUT: dict[str, Any] = {"state": "code", "β1": "beta1", "β2": "beta2"}
-TABLES = [
-    Table("No gradient any more: {steps:,} steps", where={"case": PLAY}, columns={
-        **_ABOUT, "distance, mean": "mean", "largest": "most", "mean ÷ float32's": ratio("of_mean"),
-        "largest ÷ float32's": ratio("of_most"), "largest update": "ended",
-        "momentum left after 100": "left after 0", "1,000": "left after 1", "5,000": "left after 2",
-    }),
-    Table("Small beside its block, and tied rows: the largest update in {steps:,} steps", where={"case": PLAY},
-          columns={
-        **_ABOUT, "1e-4 of its block": "small 0.0001", "1e-5": "small 1e-05", "1e-6": "small 1e-06", "tied": "tied",
-        "tied ÷ float32's": ratio("of_tied"),
-    }),
-    Table("An embedding of 50,000 rows of 32: {rare:,} of the {rows:,} that came are rare, {steps:,} steps",
-          where={"case": TRAINING}, columns={
-        "state": "code", "error of the update": percent("error"), "largest update": "worst",
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables and what is held to a limit."""
+    gone: dict[str, Column] = {**_ABOUT, "distance, mean": "mean", "largest": "most",
+        "mean ÷ float32's": ratio("of_mean"), "largest ÷ float32's": ratio("of_most"),
+        "largest update": "ended", "momentum left after 100": "left after 0", "1,000": "left after 1",
+        "5,000": "left after 2"}  # fmt: skip
+    play, title = rows.where(case=PLAY), "No gradient any more: {steps:,} steps"
+    page.table(title, Rows(row for row in play if row["code"] in (FLOAT32, RIVAL, OURS)), gone)
+    page.detail.table(title, play, gone)
+    page.detail.table("Small beside its block, and tied rows: the largest update in {steps:,} steps", play,
+        {**_ABOUT, "1e-4 of its block": "small 0.0001", "1e-5": "small 1e-05", "1e-6": "small 1e-06",
+        "tied": "tied", "tied ÷ float32's": ratio("of_tied")})  # fmt: skip
+    title = "An embedding of 50,000 rows of 32: {rare:,} of the {rows:,} that came are rare, {steps:,} steps"
+    page.detail.table(title, rows.where(case=TRAINING),
+        {"state": "code", "error of the update": percent("error"), "largest update": "worst",
         "rare rows: distance, mean": "mean", "largest": "most", "mean ÷ float32's": ratio("of_mean"),
-        "largest ÷ float32's": ratio("of_most"),
-    }),
-]  # fmt: skip
-BARS = [
-    Bar("no gradient any more: mean distance, off float32's", "off", at_most=5, unit="%", case=PLAY, code=OURS),
-    Bar("no gradient any more: largest distance ÷ float32's", "of_most", at_most=2, unit="x", case=PLAY, code=OURS),
-    Bar("tied rows: largest update ÷ float32's", "of_tied", at_most=3.5, unit="x", case=PLAY, code=OURS),
-    Bar("rare rows of a training: mean distance, off float32's", "off", at_most=5, unit="%", case=TRAINING, code=OURS),
-    Bar("rare rows of a training: largest ÷ float32's", "of_most", at_most=2, unit="x", case=TRAINING, code=OURS),
-]
+        "largest ÷ float32's": ratio("of_most")})  # fmt: skip
+    page.bar("no gradient any more: mean distance, off float32's", rows.where(case=PLAY, code=OURS), "off",
+        at_most=5, unit="%")  # fmt: skip
+    page.bar("no gradient any more: largest distance ÷ float32's", rows.where(case=PLAY, code=OURS),
+        "of_most", at_most=2, unit="x")  # fmt: skip
+    page.bar("tied rows: largest update ÷ float32's", rows.where(case=PLAY, code=OURS), "of_tied",
+        at_most=3.5, unit="x")  # fmt: skip
+    page.bar("rare rows of a training: mean distance, off float32's", rows.where(case=TRAINING, code=OURS),
+        "off", at_most=5, unit="%")  # fmt: skip
+    page.bar("rare rows of a training: largest ÷ float32's", rows.where(case=TRAINING, code=OURS),
+        "of_most", at_most=2, unit="x")  # fmt: skip

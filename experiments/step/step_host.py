@@ -18,13 +18,13 @@ from unittest import mock
 
 import torch
 
-from experiments.lab import Bar, Row, Run, Table, formatted, over, series, spread
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, over, series, spread
 from pagedopt import PagedAdamW
 from pagedopt.system.look.build import VARIABLE, compiled_look, is_wanted
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
-MEASURES = ("launch", "step")
+MEASURES = ("launch", "tables", "optim")
 SHAPE = (2, 3)
 BLOCKS, WARM = 4, 5
 #: Why there is no compiled look where the environment does not forbid it.
@@ -113,18 +113,22 @@ def stepper(make: Make, count: int, work: Work, device: torch.device) -> Callabl
     return step
 
 
-TABLES = [
-    Table("Host time of step() over tensors of 2 x 3, µs: median (p10 to p90)", {
-        "tensors": "tensors", "groups": "groups", "gradients": "gradients", "lr": "lr", "PagedAdamW": spread("ours"),
-        "looking in Python": spread("python"), "torch fused": spread("fused"),
-        "torch ÷ ours": formatted("ratio", "{:.2f}"),
-    })
-]  # fmt: skip
-BARS = [
-    Bar(f"torch fused ÷ ours, {count:,} tensors in {groups} groups, a new lr, gradients {gradients}", "ratio",
-        at_least=round(least * share, 3), unit="x", tensors=count, groups=groups, gradients=gradients, lr=NEW,
-        device="cuda")
-    for count, (_, least) in COUNTS.items()
-    for groups in (1, 2) if groups <= count
-    for gradients, share in ((KEPT, 1.0), (ANEW, 0.85))
-]  # fmt: skip
+def report(page: Page, rows: Rows) -> None:
+    """A table and what is held to a limit."""
+    columns: dict[str, Column] = {"tensors": "tensors", "groups": "groups", "gradients": "gradients",
+        "lr": "lr", "PagedAdamW": spread("ours"), "looking in Python": spread("python"),
+        "torch fused": spread("fused"), "torch ÷ ours": formatted("ratio", "{:.2f}")}  # fmt: skip
+    title = "Host time of step() over tensors of 2 x 3, µs: median (p10 to p90)"
+    page.table(title, rows.where(groups=1, lr=NEW), columns)
+    page.detail.table(title, rows, columns)
+    for count, (_, least) in COUNTS.items():
+        for groups in (1, 2):
+            if groups <= count:
+                for gradients, share in ((KEPT, 1.0), (ANEW, 0.85)):
+                    page.bar(
+                        f"torch fused ÷ ours, {count:,} tensors in {groups} groups, a new lr, gradients {gradients}",
+                        rows.where(tensors=count, groups=groups, gradients=gradients, lr=NEW, device="cuda"),
+                        "ratio",
+                        at_least=round(least * share, 3),
+                        unit="x",
+                    )

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Case, Row, Run, Table
+from experiments.lab import Case, Page, Row, Rows, Run
 from experiments.step.step_host import looking_in_python
 from pagedopt import PointerTable
 
-MEASURES = ("clock", "launch", "step")
+MEASURES = ("launch", "tables", "optim")
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -74,4 +74,6 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     }
 
 
-TABLES = [Table("{count:,} tensors, {device}", {"piece": "piece", "host µs": "host"}, by=("count",))]
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    page.table("{count:,} tensors, {device}", rows, {"piece": "piece", "host µs": "host"}, by=("count",))

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from experiments.lab import Row, Rows, Run, Table, formatted, mib, ms, on_one_clock
+from experiments.lab import Page, Row, Rows, Run, formatted, mib, ms, on_one_clock
 from experiments.works.fusible import BY_COMPILER, EAGER
 from experiments.works.witnesses import Call, Way, Works, witnessed
 
-MEASURES = ("clock",)
 SOFTMAX, PLAIN, TERM = "softmax", "attention", "attention with a term"
 NATIVE, FLEX = "scaled_dot_product_attention", "flex_attention, compiled"
 COLUMNS, DIM, CAP = 1 << 17, 64, 20.0
@@ -105,10 +104,9 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "share": share, "keeps": int(share >= KEEPS)} for row, share in zip(known, shares, strict=True))
 
 
-TABLES = [
-    Table("{work} on {device}, {clock}", by=("work",), columns={
-        "way": "case", "kernels": "kernels", "ms": ms("time"), "MiB at the peak": mib("extra"),
-        "÷ all scores (softmax: its input)": formatted("share", "{:.2f}"),
-        "ncu: bytes ÷ those": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}"),
-    })
-]  # fmt: skip
+def report(page: Page, rows: Rows) -> None:
+    """A table."""
+    page.table("what compilers make of it on {device}, {clock}", rows,
+        {"work": "work", "way": "case", "kernels": "kernels", "ms": ms("time"),
+        "MiB at the peak": mib("extra"), "÷ all scores (softmax: its input)": formatted("share", "{:.2f}"),
+        "ncu: bytes ÷ those": formatted(lambda row: row["ncu"] and row["ncu"] / row["unit"], "{:.2f}")})  # fmt: skip

@@ -16,11 +16,12 @@ from functools import partial
 import numpy as np
 import torch
 
-from experiments.lab import Bar, Case, Grid, Lines, Plot, Row, Rows, Run, Table, Text, ms, number, on_one_clock, over
+from experiments.lab import Case, Page, Row, Rows, Run, ms, number, on_one_clock, over
+from experiments.pictures import Lines
 from pagedopt.rules import RULES, Rule
 
 NEEDS_GPU = True
-MEASURES = ("clock", "kernels", "launch")
+MEASURES = ("kernels", "launch", "tables")
 EAGER, FUSED = "one after the other", "fused"
 COPY, CHAIN, PRODUCT, LINK = "memory, a copy", "float32, a chain", "matrix product", "link, host to device"
 #: Links of a chain, fused; and the most of torch's, whose time grows with each.
@@ -129,18 +130,20 @@ def sentence(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-TABLES: list[Table | Grid] = [
-    Table("rates", where={"what": "rate"}, columns={
-        "of": "case", "GB/s": lambda row: row["rate"] if row["bytes"] else None,
-        "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time"),
-    }),
-    Grid("chains of k over {numel:,} float32: ms, {clock}", down="case", across="k", cell=ms("time"), corner="k",
-         where={"what": "chain"}),
-]  # fmt: skip
-TEXTS = [Text("roofline", sentence)]
-BARS = [Bar("fused, multiplications with addition an element that take no more than 1.1 x one", "free", at_least=16)]
 PANELS = [
     Lines(title="Fused, arithmetic costs nothing up to the knee", unit="ms", x="k", y=ms("time"), each="case",
           label="multiplications with addition on each element", where={"what": "chain"}),
 ]  # fmt: skip
-PLOTS = [Plot("roofline", PANELS)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """Tables, what follows, a picture, and what is held to a limit."""
+    page.table("rates", rows.where(what="rate"), {"of": "case",
+        "GB/s": lambda row: row["rate"] if row["bytes"] else None,
+        "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time")})  # fmt: skip
+    page.detail.grid("chains of k over {numel:,} float32: ms, {clock}", rows.where(what="chain"), "case",
+        "k", ms("time"), "k")  # fmt: skip
+    page.say(sentence(rows))
+    page.picture("roofline", rows, PANELS)
+    page.bar("fused, multiplications with addition an element that take no more than 1.1 x one", rows,
+        "free", at_least=16)  # fmt: skip

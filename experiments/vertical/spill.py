@@ -16,10 +16,10 @@ from functools import partial
 
 import torch
 
-from experiments.lab import Bar, Case, Lines, Plot, Row, Rows, Run, Table, Text, best, ms, number, series
+from experiments.lab import Case, Column, Page, Row, Rows, Run, best, ms, number, series
+from experiments.pictures import Lines
 from experiments.works.registers import registers
 
-MEASURES = ("clock",)
 WIDTHS, TOYS, THREADS = (8, 16, 32, 48, 64, 96, 128, 192, 256, 320), (8, 128), (256, 1024)
 NUMEL = 1 << 28
 #: What is compiled for where there is no GPU.
@@ -145,19 +145,22 @@ def sentence(rows: Rows) -> str:
     return "\n".join(lines)
 
 
-TABLES = [
-    Table("W values at once in blocks of {threads:,} threads, {arch}", by=("threads",), columns={
-        "W": "width", "registers": "registers", "spill stores, B": "spill_stores", "spill loads, B": "spill_loads",
-        "fused ms": ms("one"),
-        "two passes ms": ms("two"), "fused ÷ two passes": "of_passes",
-    })
-]  # fmt: skip
-TEXTS = [Text("spill", sentence)]
-BARS = [Bar("kernels that lose by fusing", lambda rows: len(losing(rows)), at_least=1, timed=True)]
 HELD = "values held at once"
 PANELS = [
     Lines(title="What a thread spills", unit="bytes", x="width", y="spilled", each="block", label=HELD, log="x"),
     Lines(title="What the fused kernel takes", unit="x two passes", x="width", y="of_passes", each="block", label=HELD,
           log="x", where={"timed": True}, level=("two passes", lambda _: 1.0)),
 ]  # fmt: skip
-PLOTS = [Plot("spill", PANELS)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, what follows, a picture, and what is held to a limit."""
+    title = "W values at once in blocks of {threads:,} threads, {arch}"
+    columns: dict[str, Column] = {"W": "width", "registers": "registers",
+        "spill stores, B": "spill_stores", "spill loads, B": "spill_loads", "fused ms": ms("one"),
+        "two passes ms": ms("two"), "fused ÷ two passes": "of_passes"}  # fmt: skip
+    page.table(title, rows.where(threads=THREADS[1]), columns)
+    page.detail.table(title, rows.where(threads=THREADS[0]), columns)
+    page.say(sentence(rows))
+    page.picture("spill", rows, PANELS)
+    page.bar("kernels that lose by fusing", rows.where(timed=True), lambda rows: len(losing(rows)), at_least=1)

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from experiments import lab
-from experiments.lab import Bar, Bars, Plot, Row, Rows, Run, Table, formatted, ms, on_one_clock, over, percent
+from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, formatted, ms, on_one_clock, over, percent
+from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE, Bars
 from experiments.works.contenders import COPY, FOREACH, OURS, of_copy
 from experiments.works.fusible import ADAMW, BY_COMPILER, EAGER, JITERATOR, NORM, ONCE, RULE, RULES, TWICE, WORKS
 from experiments.works.witnesses import witnessed
 
-MEASURES = ("clock", "kernels", "CPU kernels", "launch", "step")
+MEASURES = ("kernels", "launch", "tables", "optim")
 WITNESSES = {"by the model": "model", "by Inductor": "inductor", "by ncu": "ncu"}
 
 
@@ -36,7 +36,7 @@ def derive(rows: Rows) -> Rows:
         copy, most = known.first(case=COPY), known.first(case=EAGER) or known.first(case=FOREACH)
         for row in known:
             saved = 1 - row["moved"] / most["moved"] if most and row["moved"] else None
-            faster = over(lab.by_clock_of(row, most), row["time"])
+            faster = over(by_clock_of(row, most), row["time"])
             found.append({**row, "share": of_copy(row, copy), "faster": faster, "saved": saved})
     return found
 
@@ -67,31 +67,37 @@ def twice_as_long(rows: Rows) -> float | None:
 
 def color(name: str) -> str:
     """Ours, torch's, what is compiled, another's."""
-    return lab.BLUE if "(ours)" in name else {EAGER: lab.GRAY, BY_COMPILER: lab.PURPLE}.get(name, lab.ORANGE)
+    return BLUE if "(ours)" in name else {EAGER: GRAY, BY_COMPILER: PURPLE}.get(name, ORANGE)
 
 
 EACH: dict[str, Callable[[Row], str]] = {
     heading: formatted(f"{name}_each", "{:.2f}") for heading, name in {**WITNESSES, "of these read": "ncu_read"}.items()
 }
-TABLES = [
-    Table("{work} over {unit:,} float32 on {device}: bytes of each, {clock}", by=("work",), columns={
-        "way": "case", "kernels": "kernels", "must be": "due", **EACH, "ms": ms("time"),
-        "of the copy": percent("share", "{:.0f} %"), "faster": "faster",
-    })
-]  # fmt: skip
-BARS = [
-    *(Bar(f"{work}: bytes {heading}, off from what they must be", partial(off, witness=name), at_most=most, work=work)
-      for work, most in ((ONCE, 0.015), (TWICE, 0.015), (NORM, 0.03), (ADAMW, 0.03))
-      for heading, name in WITNESSES.items() if (work, name) != (ADAMW, "inductor")),
-    Bar("square and its square: kernels, off from 1 (2 of what is not fused)", more_kernels, at_most=0),
-    Bar("one rule, of a copy", "share", at_least=93, unit="%", case=RULE, device="cuda"),
-    Bar("square of square, two rules against one", twice_as_long, at_least=1.9, unit="x", device="cuda"),
-    Bar("square of square, two rules against one, no more than", twice_as_long, at_most=2.1, unit="x", device="cuda"),
-    Bar("AdamW, ours against foreach", "faster", at_least=2.2, unit="x", work=ADAMW, case=OURS, device="cuda"),
-]  # fmt: skip
 TITLE = "Fused, a square of a square takes the time of a square"
 PANELS = [
     Bars(title=work, unit="ms", name="case", length="time", scale=1e3, line=COPY, colors=color, where={"work": work})
     for work in (ONCE, TWICE)
 ]
-PLOTS = [Plot("square", PANELS, TITLE)]
+
+
+def report(page: Page, rows: Rows) -> None:
+    """A table, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"way": "case", "kernels": "kernels", "must be": "due", **EACH,
+        "ms": ms("time"), "of the copy": percent("share", "{:.0f} %"), "faster": "faster"}  # fmt: skip
+    title = "{work} over {unit:,} float32 on {device}: bytes of each, {clock}"
+    page.table(title, rows.where(work=TWICE), columns)
+    page.detail.table(title, Rows(row for row in rows if row["work"] != TWICE), columns, by=("work",))
+    page.picture("square", rows, PANELS, TITLE)
+    for work, most in ((ONCE, 0.015), (TWICE, 0.015), (NORM, 0.03), (ADAMW, 0.03)):
+        for heading, name in WITNESSES.items():
+            if (work, name) != (ADAMW, "inductor"):
+                page.bar(f"{work}: bytes {heading}, off from what they must be", rows.where(work=work),
+                    partial(off, witness=name), at_most=most)  # fmt: skip
+    page.bar("square and its square: kernels, off from 1 (2 of what is not fused)", rows, more_kernels, at_most=0)
+    page.bar("one rule, of a copy", rows.where(case=RULE, device="cuda"), "share", at_least=93, unit="%")
+    page.bar("square of square, two rules against one", rows.where(device="cuda"), twice_as_long,
+        at_least=1.9, unit="x")  # fmt: skip
+    page.bar("square of square, two rules against one, no more than", rows.where(device="cuda"),
+        twice_as_long, at_most=2.1, unit="x")  # fmt: skip
+    page.bar("AdamW, ours against foreach", rows.where(work=ADAMW, case=OURS, device="cuda"), "faster",
+        at_least=2.2, unit="x")  # fmt: skip

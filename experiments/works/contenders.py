@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import BLUE, GRAY, ORANGE, PURPLE, Case, Row, Run, by_clock_of, over
+from experiments.lab import Case, Row, Run, by_clock_of, over
+from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Bound, Reference

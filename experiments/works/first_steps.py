@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.time import Case, measure, series
+from experiments.lab import Case, measure, series
 from experiments.works.models import HYPER, Work
 from experiments.works.phases import CACHES, LOADS, exclusive, recorded
 from experiments.works.reference import Bound, Reference, Step

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.child import ROOT, Child
-from experiments.harness.run import Run
-from experiments.harness.time import series
+from experiments.child import ROOT, Child
+from experiments.lab import Run, series
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA (driver and NVRTC), torch's extensions.
 FOLDERS = (
@@ -73,7 +72,7 @@ def empty_caches() -> Iterator[Path]:
 def fresh(
     function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float, caches: Path | None = None
 ) -> Fresh:
-    """Call a function as :class:`~experiments.harness.child.Child` does; it never raises.
+    """Call a function as :class:`~experiments.harness.Child` does; it never raises.
 
     Compilers' caches are empty, or else in the folder ``caches``, as the last call left them.  After ``limit`` seconds
     the process is killed, and that is what it says.

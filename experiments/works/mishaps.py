@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.time import cycles_per_us
+from experiments.lab import cycles_per_us
 from experiments.works.held_lists import WAYS, User
 
 HARMS, WRONG, CRASH, SILENT = "writes into another tensor", "wrong numbers", "crash", "writes into freed memory"

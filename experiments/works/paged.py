@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.run import Run
+from experiments.lab import Run
 from experiments.works.contenders import Build
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Reference

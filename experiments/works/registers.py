@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import time
 
-from experiments.harness.rows import Row
-from experiments.harness.time import series
+from experiments.lab import Row, series
 
 #: From this version on NVRTC keeps what it has compiled, and says nothing when it finds it again.
 CACHES = (12, 9)

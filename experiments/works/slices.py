@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from experiments.harness import child
-from experiments.harness.run import Run
+from experiments import child
+from experiments.lab import Run
 from experiments.works.graph import captured
 from experiments.works.norm_tanh import NormTanh, tried
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.time import series
+from experiments.lab import series
 
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from mmap import PAGESIZE
-from typing import Any
 
-from experiments.lab import Case, Column, Grid, Lines, Row, Rows, Run
+from experiments.lab import Case, Column, Page, Row, Rows, Run
+from experiments.pictures import Lines
 from experiments.works.tiny_lists import Lists, Make
 from pagedopt.transports.ring import ManagedTransport
 from pagedopt.transports.transport import Transport
@@ -102,6 +102,6 @@ def walls(rows: Rows) -> dict[int, dict[str, float]]:
     return {group[0]["count"]: {row["way"]: row["wall"]["median"] for row in group} for group in groups}
 
 
-def on_grid(title: str, cell: Column, **where: Any) -> Grid:
+def on_grid(page: Page, title: str, rows: Rows, cell: Column) -> None:
     """Ways down, counts across."""
-    return Grid(title, down="way", across="count", cell=cell, corner="tensors", where=where)
+    page.grid(title, rows, "way", "count", cell, "tensors")

@@ -23,9 +23,8 @@ from typing import Any
 
 import torch
 
-from experiments.harness.child import ROOT
-from experiments.harness.machine import chosen_device
-from experiments.lab import Case, Row, Run
+from experiments.child import ROOT
+from experiments.lab import Case, Row, Run, chosen_device
 from experiments.works import weight
 from experiments.works.contenders import COPY
 from experiments.works.dispatch import Dispatched

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from experiments.harness.child import only
+
 from experiments.overlap.iteration import HIDDEN, maker, timed
 from experiments.overlap.loader import MODELS_STREAM, OWN, copies
 from experiments.works.training import Load, Mark, Training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -63,6 +64,7 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
 
 
+@functools.cache
 def of_dtype(dtype: torch.dtype, what: str = "a list") -> ElementFormat:
     """Return the format of a list of plain numbers; for complex ones that of their parts.
 

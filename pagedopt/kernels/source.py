@@ -63,7 +63,7 @@ def conversions(name: str, cuda_type: str, cuda_text: str, number: str) -> str:
 
 def arithmetic(formats: Sequence[StorageFormat]) -> torch.dtype:
     """Return the dtype a kernel computes in: float64 if any list asks for it, else float32."""
-    return torch.float64 if any(f.arithmetic is torch.float64 for f in formats) else torch.float32
+    return torch.float64 if torch.float64 in [f.arithmetic for f in formats] else torch.float32
 
 
 def _number(dtype: torch.dtype) -> str:

@@ -321,8 +321,13 @@ def _beside(sets: Sets, numbers: float | Sequence[float]) -> Sets:
 
 def _widest(lists: Sequence[TensorList]) -> int:
     """Return the bytes of an element of the widest list; lists whose tensors are all absent so far do not count."""
-    firsts = [next((t for t in tensors if isinstance(t, torch.Tensor)), None) for tensors in lists]
-    return max((t.element_size() for t in firsts if t is not None), default=4)
+    widest = 0
+    for tensors in lists:
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                widest = max(widest, tensor.itemsize)
+                break
+    return widest or 4
 
 
 def apply(

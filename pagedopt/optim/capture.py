@@ -14,13 +14,12 @@ from ..system.cuda import graphs
 from ..system.interrupts import Uninterrupted
 from ..tables.columns import Tensors, same_layout
 from ..tables.shards import is_sharded
-from .clip import StepFactor, factor_of
+from .clip import factor_of
 from .gather import Member, Members, members
-from .launch import Bucket, Update
+from .launch import Bucket
 from .numbers import DeviceNumbers
-from .plan import Plan, put_state
-from .rule_optimizer import RuleOptimizer, number_names, occurrences
-from .seen import Seen
+from .plan import Plan, PreparedStep, put_state
+from .rule_optimizer import RuleOptimizer, occurrences
 
 #: Transports whose tables are kernel arguments.
 BY_VALUE = ("struct", "hybrid")
@@ -30,10 +29,9 @@ class CapturedStep:
     """The launches of a captured step.  The graph keeps it alive, and with it all memory that its replays touch.
 
     Args:
-        launches: each bucket with its members and its update.
-        seen: those that it was captured for.
+        step: what is captured.
+        members: whose step it is.
         slots: what its pages pass through.
-        factor: by what it multiplies gradients; None: it takes them as they are.
     """
 
     __slots__ = (
@@ -41,22 +39,17 @@ class CapturedStep:
         "_slots", "_transport",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        optimizer: RuleOptimizer,
-        launches: Sequence[tuple[Bucket, list[Member], Update]],
-        seen: Seen,
-        slots: object = None,
-        factor: StepFactor | None = None,
-    ) -> None:
-        self._seen, self._slots, self._factor = seen, slots, factor
-        self._launches = tuple([(bucket, tuple(of)) for bucket, of, _ in launches])
-        self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket, _, _ in launches])
+    def __init__(self, step: PreparedStep, members: Members, slots: object = None) -> None:
+        optimizer, by_index = step.optimizer, {m.index: m for m in members.found}
+        self._seen, self._slots, self._factor = step.plan.seen, slots, step.plan.factor
+        buckets = [update.bucket for update in step.updates]
+        self._launches = tuple([(bucket, tuple([by_index[i] for i in bucket.positions])) for bucket in buckets])
+        self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket in buckets])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
         self._groups = _groups(optimizer)
         self._known = {id(m.param) for _, of in self._launches for m in of}
         #: Parameters and gradients that the captured lists name.
-        self._read: tuple[Tensors, ...] = tuple([update.tensors for _, _, update in launches])
+        self._read: tuple[Tensors, ...] = tuple([update.tensors for update in step.updates])
         self._transport = optimizer.transport
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
@@ -166,21 +159,17 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
         RuntimeError: state or tables would have to be made now, or move pages in each step; numbers lie on the host;
             a parameter is complex, has gaps, is a DTensor, or is on another device than the stream.
     """
-    found = _members(optimizer)
+    everyone = _members(optimizer)
     with optimizer.store.slots_apart() as slots:
-        factor = factor_of(optimizer, owned=True)
-        plan = Plan.of(optimizer, found, functools.partial(_on_device, optimizer), factor=factor)
-        for bucket, _ in plan.launches:
-            _check_bucket(bucket, plan.ready.arenas)
-        launches = plan.prepare()
-        captured = CapturedStep(optimizer, launches, plan.seen, slots, factor)
-        computed = None if factor is None else factor.prepare(optimizer)
+        on_device = functools.partial(_on_device, optimizer)
+        plan, found, ready = Plan.of(optimizer, everyone, on_device, factor_of(optimizer, owned=True))
+        for bucket in plan.buckets:
+            _check_bucket(bucket, ready.arenas)
+        step = plan.prepare(optimizer, found, ready)
+        captured = CapturedStep(step, everyone, slots)
         with Uninterrupted(gives_way=True):
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
-            if computed is not None:
-                computed.launch(optimizer, (), ())
-            for _, _, update in launches:
-                update.launch(plan.ready.arenas)
+            step.launch()
             put_state(optimizer, plan.fresh)
     return captured
 
@@ -219,7 +208,7 @@ def _check_made(optimizer: RuleOptimizer, member: Member) -> None:
 
 def _on_device(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> bool:
     """Return True, or raise RuntimeError if a member's numbers are where no graph can count them."""
-    names = number_names(optimizer, member.rule)
+    names = member.numbers
     if not DeviceNumbers.takes(member, names, shared):
         raise RuntimeError(
             f"{type(optimizer).__name__}.step() cannot be captured: {' and '.join(names)} of parameter {member.index} "

@@ -75,7 +75,9 @@ class Scaling(NamedTuple):
             TypeError: one is neither None nor a tensor of one number (``found_inf`` may be the number 0).
             AssertionError: a group is not ``fused`` (as torch).
         """
-        found = cls(*(_checked(name, vars(optimizer).get(name)) for name in SCALING))
+        if vars(optimizer).keys().isdisjoint(SCALING):
+            return cls()
+        found = cls(*[_checked(name, vars(optimizer).get(name)) for name in SCALING])
         if found.given and not all(group.get("fused") for group in optimizer.param_groups):
             raise AssertionError(
                 "grad_scale or found_inf is set, and a group is not fused=True: only such groups take them"
@@ -247,9 +249,7 @@ class FactorUpdate(NamedTuple):
     scaling: Scaling
     max_norm: float | None
 
-    def launch(
-        self, optimizer: RuleOptimizer, updates: tuple[Update, ...], buckets: Iterable[Bucket]
-    ) -> tuple[Update, ...]:
+    def launch(self, optimizer: RuleOptimizer, updates: tuple[Update, ...]) -> tuple[Update, ...]:
         """Compute it on the current stream, and return the updates that the host does not leave out.
 
         Where a gradient is infinite the device leaves out what it counts itself.  What the host counts (on a CPU; on a
@@ -260,8 +260,7 @@ class FactorUpdate(NamedTuple):
             optimizer.clipped_by = self.factor.factors
         if (found_inf := self.scaling.found_inf) is None:
             return updates
-        by_sweep = {id(bucket.sweep): bucket for bucket in buckets}
-        counted = [isinstance(by_sweep[id(update.sweep)].numbers, HostNumbers) for update in updates]
+        counted = [isinstance(update.bucket.numbers, HostNumbers) for update in updates]
         if not any(counted) or not float(found_inf):
             return updates
         return tuple([update for update, on_host in zip(updates, counted, strict=True) if not on_host])

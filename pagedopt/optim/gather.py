@@ -44,6 +44,7 @@ class Member:
         param: the parameter.
         group: the index of its group.
         rule: the group's rule.
+        numbers: the names of its numbers (as the step count).
         entry: its state, including what is made for the coming step.
         columns: its state columns, by their keys in the entry, in the rule's order.
         index: of this occurrence, counted through all groups.
@@ -60,6 +61,7 @@ class Member:
     param: torch.Tensor
     group: int
     rule: Rule
+    numbers: tuple[str, ...]
     entry: dict[str, Any]
     columns: dict[str, StateColumn]
     index: int
@@ -148,7 +150,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
-    columns_of = _ColumnsOf(optimizer)
+    columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
         comes = p.grad is not None or id(p) in expected
@@ -163,8 +165,9 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
         columns, blocked = columns_of(rule, group_index, p)
         member = Member(
-            p, group_index, rule, entry, columns, index, local(p), blocked=blocked, form=optimizer.form_of(p)
-        )
+            p, group_index, rule, numbers[group_index], entry, columns, index, local(p), blocked=blocked,
+            form=optimizer.form_of(p),
+        )  # fmt: skip
         if not comes:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -284,7 +287,7 @@ def sharded(optimizer: RuleOptimizer) -> list[torch.Tensor]:
 
 def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
     """Tell whether a parameter without a gradient has all state, and as a step needs it."""
-    needed = (*number_names(optimizer, member.rule), *member.columns)
+    needed = (*member.numbers, *member.columns)
     if any(member.entry.get(name) is None for name in needed):
         return False
     try:
@@ -295,7 +298,7 @@ def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
 
 
 def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
-    needed = (*number_names(optimizer, member.rule), *member.columns)
+    needed = (*member.numbers, *member.columns)
     if optimizer.has_step and member.entry:  # torch makes all state of a parameter at once
         for name in needed:
             if name in member.entry:
@@ -327,7 +330,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
         if key not in member.missing:
             _check_tensor(optimizer, member, key)
     _check_blocks(member)
-    for name in number_names(optimizer, member.rule):
+    for name in member.numbers:
         if name not in member.missing:
             _check_number(member, name)
             _move_number(optimizer, member, name)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..formats.format import Format
 from ..launch.factor import Factor
 from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
@@ -21,8 +20,9 @@ from .gather import Grads, Member
 from .numbers import Count, DeviceNumbers, HostNumbers, Uniforms
 from .page_graphs import StagedGraph
 from .pages import Route, route
-from .rule_optimizer import RuleOptimizer, number_names
+from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead, NumberTensors, UnsavedStepCounts
+from .seen import Found, Picks, Positions
 
 _T = TypeVar("_T")
 
@@ -34,6 +34,7 @@ class Bucket:
 
     Args:
         members: the parameters. All have one rule, and in each list one format.
+        where: their state is among all that a step compares.
         shared: addresses of numbers that several parameters share (see :class:`ScalarState`).
         shards: local gradients of DTensors.
         on_device: whether numbers stay on the device.
@@ -43,20 +44,20 @@ class Bucket:
 
     Attributes:
         keys: names of the state columns, in the rule's order.
-        names: names of the parameters' numbers.
         positions: of the members among all parameters of the optimizer.
         numbers: where hyperparameters and step counts come from.
     """
 
     __slots__ = (
-        "_comes", "_inference", "_own_counters", "_turn", "count", "keys", "lists", "names", "numbers", "positions",
-        "route", "rule", "sweep",
+        "_comes", "_formats", "_inference", "_made_of", "_own_counters", "_picks", "_turn", "count", "keys", "lists",
+        "numbers", "positions", "route", "rule", "sweep",
     )  # fmt: skip
 
     def __init__(
         self,
         optimizer: RuleOptimizer,
         members: Sequence[Member],
+        where: Positions,
         shared: set[int],
         shards: Grads,
         on_device: bool,
@@ -66,14 +67,15 @@ class Bucket:
         self.rule, self.count = members[0].rule, len(members)
         self._comes, self._turn = turns is not None, members[0].turn
         self.positions = tuple([m.index for m in members])
-        self.keys, self.names = tuple(members[0].columns), number_names(optimizer, self.rule)
+        self.keys, names = tuple(members[0].columns), members[0].numbers
+        self._picks, self._formats = Picks.of(members, where, self.keys, names), members[0].formats
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
         order, last = (optimizer.first_use, False) if turns is None else (turns, True)
         if turns is not None and not on_device:
             transport = StructTransport
         self.lists = KernelViews(members, self.keys)
-        tensors, formats = self.tensors_of(members), (members[0].form, None, *members[0].formats[2:])
+        tensors, formats = self.tensors_of(members), (members[0].form, None, *self._formats[2:])
         firsts = [first_element(m.param) or 0 for m in members] if members[0].draws else None
         state = self._cut(self.lists.state_as_seen(members, self.keys))
 
@@ -91,10 +93,13 @@ class Bucket:
             return pages, sweep, seen
 
         self.route, self.sweep, seen = self._with_gradient_copies(bind)
-        self.sweep.table.remember(seen)
         self.sweep.table.let_go()
+        #: What the table was made of, until :meth:`prepare` has taken the step that this was made for.
+        self._made_of: Tensors | None = None if self._comes else seen
         if self._comes:
-            self.sweep.formats = members[0].formats  # the table has no gradient that would tell
+            self.sweep.table.remember(seen)
+        if self._comes:
+            self.sweep.formats = self._formats  # the table has no gradient that would tell
         self.numbers = (DeviceNumbers if on_device else HostNumbers)(optimizer, members, shared, self.sweep)
         own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
@@ -126,13 +131,9 @@ class Bucket:
         grads = [None if self._comes else m.param.grad for m in members]
         return (*(m.param for m in members), *grads, *state)
 
-    def numbers_of(self, members: Sequence[Member]) -> NumberTensors:
-        """Return ``numbers`` of :meth:`prepare` for this bucket's members, name by name."""
-        return tuple([m.entry[name] for name in self.names for m in members])
-
-    def compile(self, formats: tuple[Format, ...]) -> None:
-        """Compile the kernel for ``formats`` now: tables of parameters without gradients do not know theirs yet."""
-        self.sweep.formats = formats
+    def compile(self) -> None:
+        """Compile the kernel now, also if the table has no gradient yet that would tell its format."""
+        self.sweep.formats = self._formats
         self.sweep.compile()
         self.numbers.compile()
 
@@ -140,15 +141,19 @@ class Bucket:
         """Split a concatenation of lists into the lists."""
         return [tensors[i : i + self.count] for i in range(0, len(tensors), self.count)]
 
-    def prepare(
-        self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead, shards: Grads
-    ) -> Update | None:
+    def still_holds(self, found: Found) -> bool:
+        """Return whether parameters and gradients are what the table was made for, and lie where it says."""
+        table, rows = self.sweep.table, self._picks.rows
+        stamp, tensors = table.host.stamp, (*rows(found.params), *rows(found.grads))
+        return table.look(self.lists.as_seen(tensors, {})) and table.host.stamp == stamp
+
+    def prepare(self, optimizer: RuleOptimizer, found: Found, ahead: Ahead, shards: Grads) -> Update | None:
         """Return this launch of a step, with current addresses, numbers and hyperparameters; None: no gradients.
 
         Args:
-            tensors: see :meth:`tensors_of`.
-            numbers: see :meth:`numbers_of`.
+            found: the tensors of the step.
             ahead: see :meth:`ScalarState.read`.
+            shards: local gradients of DTensors.
 
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
@@ -159,12 +164,16 @@ class Bucket:
             raise RuntimeError(
                 "parameters were made in torch.inference_mode, and can be updated only there; make them outside of it"
             )
+        rows, state, count = self._picks
+        tensors, numbers = (*rows(found.params), *rows(found.grads), *state(found.values)), count(found.values)
         if self._comes:
             return self._prepare_coming(optimizer, tensors, numbers, ahead)
         sweep, table = self.sweep, self.sweep.table
-        seen = self.lists.as_seen(tensors, shards)
-        if not table.look(seen):
-            seen = self._take(tensors, shards)
+        seen, self._made_of = self._made_of, None
+        if seen is None:
+            seen = self.lists.as_seen(tensors, shards)
+            if not table.look(seen):
+                seen = self._take(tensors, shards)
         if len(absent := table.absent) == self.count:
             return None
         now = self.numbers.prepare(optimizer, numbers, ahead)
@@ -172,15 +181,12 @@ class Bucket:
         if absent or self._own_counters or self._inference:
             written = (*self._written(optimizer, tensors, absent), *now.written)
         else:
-            written = (*tensors[: self.count], *optimizer.store.versions.counters, *now.written)  # type: ignore[arg-type]
+            written = (*tensors[: self.count], *optimizer.store.versions.counters, *now.written)
         plan = WHOLE if self.route is None else self.route.plan(table.host, absent)
         ready = sweep.ready(plan)
         if len(now.sets):
             sweep.set_scalars(now.sets, now.seeds)
-        return Update(
-            sweep, ready, table.host.stamp, self.lists, tensors, seen, absent[:], now.counts, now.sets, self.route,
-            plan, written,
-        )  # fmt: skip
+        return Update(self, ready, table.host.stamp, tensors, seen, absent[:], now.counts, now.sets, plan, written)
 
     def _prepare_coming(
         self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead
@@ -189,15 +195,14 @@ class Bucket:
         sweep, table, on_host = self.sweep, self.sweep.table, self.numbers
         if not self.takes_them_one_by_one or not isinstance(on_host, HostNumbers):
             return None
-        seen = self.lists.as_seen((*tensors[: self.count], *[None] * self.count, *tensors[2 * self.count :]), {})
+        tensors = (*tensors[: self.count], *[None] * self.count, *tensors[2 * self.count :])
+        seen = self.lists.as_seen(tensors, {})
         if not table.look(seen):
             raise ValueError("parameters have changed since this table was made")
         now = on_host.prepare(optimizer, numbers, ahead, absent=[])
         ready = sweep.ready(())
         sweep.set_scalars(now.sets, now.seeds)
-        return Update(
-            sweep, ready, table.host.stamp, self.lists, tensors, seen, [], now.counts, now.sets, self.route, (), ()
-        )
+        return Update(self, ready, table.host.stamp, tensors, seen, [], now.counts, now.sets, (), ())
 
     def follow(self, tensors: Tensors) -> None:
         """Write today's addresses into the table of a captured launch.
@@ -248,39 +253,51 @@ class Update(NamedTuple):
     It keeps alive what it reads and writes until it is dropped.  Nothing changes before :meth:`launch`.
 
     Attributes:
-        sweep: the rule and its pointer table.
+        bucket: whose launch it is.
         ready: the compiled kernel.
         stamp: the table's stamp when this was prepared.
-        lists: how kernels see the tensors.
         tensors: parameters, gradients (None: absent) and, if needed, state, list by list.
         seen: parameters and gradients as kernels see them; kept alive for the launch.
         absent: parameters that take no step because they have no gradient.
         counts: the numbers that change.
         sets: the numbers of each set of hyperparameters in use.
-        route: of the rows through pages; None: all state is updated where it lies.
         plan: launches and visits of pages, in their order.
         written: tensors whose version counters go up.
     """
 
-    sweep: Sweep
+    bucket: Bucket
     ready: Any
     stamp: int
-    lists: KernelViews
     tensors: Tensors
     seen: Tensors
     absent: list[int]
     counts: tuple[Count, ...]
     sets: Uniforms
-    route: Route | None
     plan: Sequence[Action]
     written: NumberTensors
 
+    @property
+    def sweep(self) -> Sweep:
+        """The rule and its pointer table."""
+        return self.bucket.sweep
+
+    @property
+    def lists(self) -> KernelViews:
+        """How kernels see the tensors."""
+        return self.bucket.lists
+
+    @property
+    def route(self) -> Route | None:
+        """Of the rows through pages; None: all state is updated where it lies."""
+        return self.bucket.route
+
     def launch(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        if self.lists.direct and self.route is not None:
-            self.route.launch(self.sweep, self.plan, arenas, self.ready)
-        elif self.lists.direct:
-            self.sweep.launch(None, self.plan, ready=self.ready)
+        sweep, lists, route = self.bucket.sweep, self.bucket.lists, self.bucket.route
+        if lists.direct and route is not None:
+            route.launch(sweep, self.plan, arenas, self.ready)
+        elif lists.direct:
+            sweep.launch(None, self.plan, ready=self.ready)
         else:
             for _ in self.passes(arenas):
                 pass
@@ -293,14 +310,15 @@ class Update(NamedTuple):
             arenas: see :meth:`launch`.
             whole: launch as a graph does, which moves all pages.
         """
-        if not self.lists.direct:
-            self.lists.fill(self.tensors)
-        mover = None if self.route is None else self.route.mover(arenas)
-        plan = self.route.whole_plan(self.sweep.table.host) if whole and self.route is not None else self.plan
-        self.sweep.begun = False
-        yield from self.sweep.passes(plan, mover, self.ready)
-        if not self.lists.direct:
-            self.lists.bring_back(self.tensors)
+        sweep, lists, route = self.bucket.sweep, self.bucket.lists, self.bucket.route
+        if not lists.direct:
+            lists.fill(self.tensors)
+        mover = None if route is None else route.mover(arenas)
+        plan = route.whole_plan(sweep.table.host) if whole and route is not None else self.plan
+        sweep.begun = False
+        yield from sweep.passes(plan, mover, self.ready)
+        if not lists.direct:
+            lists.bring_back(self.tensors)
 
     def graph(self, arenas: Sequence[Arena]) -> StagedGraph | None:
         """Return a graph that carries it out, with an event behind each launch; None: it goes call by call."""

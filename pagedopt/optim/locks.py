@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 
 
 class OptimizerLock:
-    """A reentrant lock.  A forked child gets a fresh one: the thread that held it does not exist there."""
+    """A reentrant lock.  A forked child gets a fresh one: the thread that held it does not exist there.
 
-    __slots__ = ("_fork", "_rlock")
+    Attributes:
+        now: the lock of this process, for a ``with`` block.
+    """
+
+    __slots__ = ("__weakref__", "now")
 
     def __init__(self) -> None:
-        self._fork, self._rlock = _forks, threading.RLock()
+        self.now = threading.RLock()
+        _all.add(self)
 
     def __call__(self) -> threading.RLock:
-        """Return the lock, for a ``with`` block."""
-        return self._rlock if self._fork == _forks else self._renewed()
-
-    def _renewed(self) -> threading.RLock:
-        with _renewing:
-            if self._fork != _forks:
-                self._fork, self._rlock = _forks, threading.RLock()
-        return self._rlock
+        """Return :attr:`now`."""
+        return self.now
 
 
-_forks = 0
-_renewing = threading.Lock()
+_all: weakref.WeakSet[OptimizerLock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    global _forks, _renewing
-    _forks += 1
-    _renewing = threading.Lock()
+    for lock in list(_all):
+        lock.now = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

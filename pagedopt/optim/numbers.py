@@ -15,7 +15,7 @@ from ..launch.sweep import Sweep
 from ..rules import Rule
 from .gather import Member
 from .options import seed_word
-from .rule_optimizer import RuleOptimizer, number_names
+from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead, NumberTensors, ScalarState, StepCounts, UnsavedStepCounts, Values, number_of, scalars_of
 
 #: For each set of hyperparameters, what a kernel gets for it (:meth:`Rule.uniforms`).
@@ -243,7 +243,7 @@ def number_states(
     """Return (name, numbers, where their tensors are among all numbers of the bucket) for each name."""
     rule, count = members[0].rule, len(members)
     found = []
-    for i, name in enumerate(number_names(optimizer, rule)):
+    for i, name in enumerate(members[0].numbers):
         kind = StepCounts if name == "step" and optimizer.counts_steps else ScalarState
         found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
     if not optimizer.counts_steps and "step" in rule.scalars:
@@ -280,7 +280,7 @@ class DeviceNumbers:
         self._device_step = DeviceStep(self._rule, index, table.host, groups, counters, sweep.factor)
         sweep.transport = self._device_step
         self._group_of_row = np.array(self._groups)
-        names = number_names(optimizer, self._rule)
+        names = members[0].numbers
         self._all_writable = not any(m.entry[name].is_inference() for name in names for m in members)
         #: Whether the device was told where step counts and other numbers of parameters lie: they stay there.
         self._told = False

@@ -52,7 +52,7 @@ from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
 from .overlap.within import UNCLIPPABLE, Within
-from .plan import NO_SHARDS, Launches, PreparedStep, grads_of_shards, preallocate, prepare_again, prepare_anew
+from .plan import NO_SHARDS, PreparedStep, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
 from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
@@ -84,7 +84,7 @@ def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concate
 
     @functools.wraps(method)
     def waits(self: Own, /, *args: Args.args, **kwargs: Args.kwargs) -> Result:
-        with self._lock():
+        with self._lock.now:
             if self._overlap is not None:
                 self._overlap.wait()
             if self._within is not None and not midway:
@@ -223,9 +223,11 @@ class PagedOptimizer(RuleOptimizer):
             self._check_whole()
         if self._captured():
             return
-        before = self._launches
         masters.look_for_writes(self)
-        done = self._launches = self._take(self._prepare())
+        before, step = self._launches, self._prepare()
+        if known:
+            wait_for_others(step, self._overlap)
+        done = self._launches = step.run() if self._overlap is None else self._overlap.take(step)
         masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
@@ -240,7 +242,7 @@ class PagedOptimizer(RuleOptimizer):
 
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
-        with self._lock():
+        with self._lock.now:
             others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
@@ -271,7 +273,7 @@ class PagedOptimizer(RuleOptimizer):
             shards = grads_of_shards(self, known, found)  # collective: every process calls it once in every step
         if known is not None and found is not None:
             try:
-                return prepare_again(self, known, found, ready, shards)
+                return known.prepare(self, found, ready, shards)
             except (ValueError, TypeError) as error:  # a tensor has changed; preparing anew may accept it
                 changed = error.with_traceback(None)
         self._launches = None
@@ -796,12 +798,6 @@ class PagedOptimizer(RuleOptimizer):
         if not set_to_none:  # else a queued step keeps the gradients
             self.wait()
         super().zero_grad(set_to_none)
-
-    def _take(self, step: PreparedStep) -> Launches:
-        """Take a prepared step, at once or queued."""
-        if known:
-            wait_for_others(step, self._overlap)
-        return step.run() if self._overlap is None else self._overlap.take(step)
 
     # --- steps in CUDA graphs
 

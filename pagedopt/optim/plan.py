@@ -23,7 +23,7 @@ from .launch import Bucket, Update
 from .numbers import DeviceNumbers
 from .rule_optimizer import RuleOptimizer, number_names, whole
 from .scalars import Ahead
-from .seen import Found, Picks, Seen
+from .seen import Found, Seen
 
 #: Whether a member's numbers stay on the device, given addresses of numbers that several parameters share.
 OnDevice = Callable[[Member, set[int]], bool]
@@ -32,23 +32,25 @@ NO_SHARDS: Grads = {}
 
 
 class Plan(NamedTuple):
-    """What eager, captured and preallocated steps make before their first launch.  The optimizer is still unchanged.
+    """What steps over the same objects have in common: tables, and what a step compares to know if they still fit.
+
+    It keeps no tensor alive, but for new state until the first step has put it into the optimizer.
 
     Attributes:
-        optimizer: whose members they are.
+        seen: the objects.
+        buckets: the launches, each with its table.
+        residents: how many pages of each arena were on the device.
+        sharded: indices of parameters that are DTensors.
+        factor: by what gradients are multiplied; None: they are taken as they are.
         fresh: members whose new state is still to be put into ``optimizer.state``.
-        ready: the arenas of state.
-        seen: what later steps compare state and groups with.
-        launches: each bucket with its members, in the order of the launches.
-        factor: by what they multiply gradients; None: they take them as they are.
     """
 
-    optimizer: RuleOptimizer
-    fresh: tuple[Member, ...]
-    ready: ReadyArenas
     seen: Seen
-    launches: list[tuple[Bucket, list[Member]]]
+    buckets: tuple[Bucket, ...]
+    residents: tuple[int, ...]
+    sharded: tuple[int, ...]
     factor: StepFactor | None
+    fresh: tuple[Member, ...]
 
     @classmethod
     def of(
@@ -56,61 +58,79 @@ class Plan(NamedTuple):
         optimizer: RuleOptimizer,
         members: Members,
         on_device: OnDevice,
+        factor: StepFactor | None,
         shards: Grads = NO_SHARDS,
-        factor: StepFactor | None = None,
         turns: Mapping[int, int] | None = None,
-    ) -> Plan:
-        """Return the plan for members that have passed all checks.
+    ) -> tuple[Plan, Found, ReadyArenas]:
+        """Return the plan for members that have passed all checks, and the tensors and arenas of its first step.
+
+        Eager, captured and preallocated steps are made of it.  The optimizer is still unchanged.
 
         Args:
             optimizer: whose members they are.
             members: these, and all that a later step will compare its own with.
             on_device: whether a member's numbers stay on the device.
-            shards: local gradients of DTensors.
             factor: by what gradients are multiplied, if they are.
+            shards: local gradients of DTensors.
             turns: see :class:`Bucket`.
 
         Raises:
             ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
             MemoryError, torch.OutOfMemoryError: there is no room for new state.
         """
-        found = members.found
-        fresh = tuple([m for m in found if m.is_new or m.missing or m.moved])
-        create(optimizer, found)
+        fresh = tuple([m for m in members.found if m.is_new or m.missing or m.moved])
+        create(optimizer, members.found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         seen = Seen(optimizer, members)
+        found, positions = seen.first(members)
         ready = optimizer.store.make_ready()
-        launches = _partition(optimizer, found, shards, on_device, factor, turns)
+        launches = []
+        for stays, shared, part in _partition(optimizer, members.found, on_device):
+            its_factor = None if factor is None else factor.on(part[0].shard.device)
+            launches.append((Bucket(optimizer, part, positions, shared, shards, stays, its_factor, turns), part))
         if factor is not None:
             factor.bind(launches)
-        return cls(optimizer, fresh, ready, seen, launches, factor)
+        buckets = tuple([bucket for bucket, _ in launches])
+        return cls(seen, buckets, ready.residents, members.sharded, factor, fresh), found, ready
 
-    def prepare(self, shards: Grads = NO_SHARDS) -> list[tuple[Bucket, list[Member], Update]]:
-        """Return each launch of a step that has a gradient, with its members, as a value; nothing changes."""
+    def prepare(
+        self, optimizer: RuleOptimizer, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
+    ) -> PreparedStep:
+        """Prepare a step over the tensors that were ``found``; the optimizer does not change.
+
+        Raises:
+            ValueError, TypeError: a tensor has changed: only another plan can tell whether it can be used.
+            CompileError: the kernel cannot be compiled.
+        """
         ahead: Ahead = {}
-        found = []
-        for bucket, of in self.launches:
-            update = bucket.prepare(self.optimizer, bucket.tensors_of(of), bucket.numbers_of(of), ahead, shards)
-            if update is not None:
-                found.append((bucket, of, update))
-        return found
+        updates = []
+        for bucket in self.buckets:
+            if (update := bucket.prepare(optimizer, found, ahead, shards)) is not None:
+                updates.append(update)
+        factor = None if self.factor is None else self.factor.prepare(optimizer)
+        return PreparedStep(optimizer, tuple(updates), self, ready, factor)
+
+    def still_holds(self, optimizer: RuleOptimizer) -> bool:
+        """Return whether all tensors are what the tables were made for and lie where the tables say."""
+        found = self.seen.compare(optimizer)
+        return found is not None and all(bucket.still_holds(found) for bucket in self.buckets)
 
 
 def _partition(
-    optimizer: RuleOptimizer,
-    members: Sequence[Member],
-    shards: Grads,
-    on_device: OnDevice,
-    factor: StepFactor | None,
-    turns: Mapping[int, int] | None,
-) -> list[tuple[Bucket, list[Member]]]:
-    """Divide members into launches.  Duplicates and parameters that share memory go into later launches."""
+    optimizer: RuleOptimizer, members: Sequence[Member], on_device: OnDevice
+) -> list[tuple[bool, set[int], list[Member]]]:
+    """Divide members into launches.  Duplicates and parameters that share memory go into later launches.
+
+    Returns:
+        for each launch whether its numbers stay on the device, addresses of numbers that several parameters share, and
+        its members.
+    """
     memory = _memories(members)
     if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
         _take_turns(members, memory)
     found: dict[tuple[Any, ...], list[Member]] = {}
     formats_of = _FormatsOf()
-    numbers = Counter(m.entry[name].data_ptr() for m in members for name in number_names(optimizer, m.rule))
+    numbers = Counter(m.entry[name].data_ptr() for m in members for name in m.numbers)
     shared = {address for address, uses in numbers.items() if uses > 1}
     for member in sorted(members, key=attrgetter("turn")):
         stays = on_device(member, shared)
@@ -120,11 +140,7 @@ def _partition(
     if not shared:  # else each launch takes the number that the one before it has left
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
-    made = []
-    for (stays, *_), each in launches:
-        its_factor = None if factor is None else factor.on(each[0].shard.device)
-        made.append((Bucket(optimizer, each, shared, shards, stays, its_factor, turns), each))
-    return made
+    return [(stays, shared, each) for (stays, *_), each in launches]
 
 
 class _FormatsOf:
@@ -165,37 +181,6 @@ def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:
         free.update(dict.fromkeys(uses, member.turn + 1))
 
 
-class Launches(NamedTuple):
-    """The record of the last step: its pointer tables, and what the next step compares to know if they still fit.
-
-    Attributes:
-        seen: those that the tables are made for.
-        picks: see :meth:`Seen.picks_for`.
-        buckets: the launches, each with its table.
-        residents: how many pages of each arena were on the device.
-        sharded: indices of parameters that are DTensors.
-        factor: by what gradients are multiplied; None: they are taken as they are.
-    """
-
-    seen: Seen
-    picks: tuple[Picks, ...]
-    buckets: tuple[Bucket, ...]
-    residents: tuple[int, ...]
-    sharded: tuple[int, ...]
-    factor: StepFactor | None = None
-
-    def still_hold(self, optimizer: RuleOptimizer) -> bool:
-        """Return whether all tensors are what the tables were made for and lie where the tables say."""
-        if (found := self.seen.compare(optimizer)) is None:
-            return False
-        for bucket, (rows, _, _) in zip(self.buckets, self.picks, strict=True):
-            table = bucket.sweep.table
-            stamp, tensors = table.host.stamp, (*rows(found.params), *rows(found.grads))
-            if not table.look(bucket.lists.as_seen(tensors, NO_SHARDS)) or table.host.stamp != stamp:
-                return False
-        return True
-
-
 class PreparedStep(NamedTuple):
     """A step after all checks, allocations and compilation, before its launches.  The optimizer is still unchanged.
 
@@ -204,76 +189,60 @@ class PreparedStep(NamedTuple):
     Attributes:
         optimizer: whose step it is.
         updates: the launches, in their order.
-        launches: what :meth:`run` leaves for the next step.
+        plan: whose step it is, too.
         ready: the arenas of state, and how many of their pages are resident.
-        fresh: parameters whose new state is still to be put into ``optimizer.state``.
         factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     optimizer: RuleOptimizer
     updates: tuple[Update, ...]
-    launches: Launches
+    plan: Plan
     ready: ReadyArenas
-    fresh: tuple[Member, ...] = ()
     factor: FactorUpdate | None = None
 
-    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Launches:
+    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Plan:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Args:
             launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
 
         Returns:
-            :attr:`launches`.
+            the plan of the next steps.
 
         Raises:
             RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
             BaseException: a launch failed, or a second Ctrl-C came in the middle; the optimizer is then damaged.
         """
         for update in self.updates:
-            if update.sweep.table.host.stamp != update.stamp:
+            if update.bucket.sweep.table.host.stamp != update.stamp:
                 raise RuntimeError("another step was prepared since; prepare this one again")
-            update.sweep.begun = False
+            update.bucket.sweep.begun = False
+        fresh = self.plan.fresh
         with Uninterrupted(gives_way=True), whole(self.optimizer, "a step", self._begun):
             try:
-                updates = self.updates
-                if self.factor is not None:  # first: a step under the forward forks from the current stream then
-                    updates = self.factor.launch(self.optimizer, updates, self.launches.buckets)
-                if launch is not None and updates:
-                    launch(self if updates is self.updates else self._replace(updates=updates))
-                else:
-                    for update in updates:
-                        update.launch(self.ready.arenas)
-                if updates and self.fresh:  # a first step that is left out leaves no state, as torch's default
-                    put_state(self.optimizer, self.fresh)
+                if self.launch(launch) and fresh:  # a first step that is left out leaves no state, as torch's default
+                    put_state(self.optimizer, fresh)
             except BaseException:
                 if self._begun():  # it may hold new values: the next step must not take it for state of zeros
-                    put_state(self.optimizer, self.fresh)
+                    put_state(self.optimizer, fresh)
                 raise
-        return self.launches
+        return self.plan._replace(fresh=()) if fresh else self.plan
+
+    def launch(self, launch: Callable[[PreparedStep], object] | None = None) -> bool:
+        """Compute the factor, and launch (see :meth:`run`); return whether there was anything to launch."""
+        updates = self.updates
+        if self.factor is not None:  # first: a step under the forward forks from the current stream then
+            updates = self.factor.launch(self.optimizer, updates)
+        if launch is not None and updates:
+            launch(self if updates is self.updates else self._replace(updates=updates))
+        else:
+            for update in updates:
+                update.launch(self.ready.arenas)
+        return bool(updates)
 
     def _begun(self) -> bool:
         """Whether a launch has begun: part of the state may be new."""
-        return any(update.sweep.begun for update in self.updates)
-
-
-def prepare_again(
-    optimizer: RuleOptimizer, known: Launches, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
-) -> PreparedStep:
-    """Prepare a step for the same objects as the last one, which :meth:`Seen.compare` has ``found``.
-
-    Raises:
-        ValueError, TypeError: a tensor has changed: only :func:`prepare_anew` can tell whether it can be used.
-        CompileError: the kernel cannot be compiled.
-    """
-    ahead: Ahead = {}
-    updates = []
-    for bucket, (rows, state, numbers) in zip(known.buckets, known.picks, strict=True):
-        tensors = (*rows(found.params), *rows(found.grads), *state(found.values))
-        if update := bucket.prepare(optimizer, tensors, numbers(found.values), ahead, shards):
-            updates.append(update)
-    factor = None if known.factor is None else known.factor.prepare(optimizer)
-    return PreparedStep(optimizer, tuple(updates), known, ready, factor=factor)
+        return any(update.bucket.sweep.begun for update in self.updates)
 
 
 class Coming(NamedTuple):
@@ -301,16 +270,9 @@ def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None 
         CompileError: a kernel cannot be compiled.
     """
     everyone = members(optimizer, coming.expected if coming else ())
-    times = None if coming else factor_of(optimizer)
-    plan = Plan.of(optimizer, everyone, on_device(optimizer), shards, times, coming.turns if coming else None)
-    updates = tuple([update for _, _, update in plan.prepare(shards)])
-    buckets = tuple([bucket for bucket, _ in plan.launches])
-    launches = Launches(
-        plan.seen, plan.seen.picks_for(plan.launches), buckets, plan.ready.residents, everyone.sharded,
-        plan.factor,
-    )  # fmt: skip
-    factor = None if plan.factor is None else plan.factor.prepare(optimizer)
-    return PreparedStep(optimizer, updates, launches, plan.ready, plan.fresh, factor)
+    factor, turns = (None, coming.turns) if coming else (factor_of(optimizer), None)
+    plan, found, ready = Plan.of(optimizer, everyone, on_device(optimizer), factor, shards, turns)
+    return plan.prepare(optimizer, found, ready, shards)
 
 
 def on_device(optimizer: RuleOptimizer) -> OnDevice:
@@ -320,14 +282,14 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
     """
 
     def stay(member: Member, shared: set[int]) -> bool:
-        names = number_names(optimizer, member.rule)
+        names = member.numbers
         asked = names or optimizer.scaled or optimizer.param_groups[member.group].get("capturable")
         return bool(asked) and DeviceNumbers.takes(member, names, shared)
 
     return stay
 
 
-def grads_of_shards(optimizer: RuleOptimizer, known: Launches | None, found: Found | None) -> Grads:
+def grads_of_shards(optimizer: RuleOptimizer, known: Plan | None, found: Found | None) -> Grads:
     """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
     if known is None or found is None:
         return reduced(sharded(optimizer))
@@ -365,13 +327,14 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
         if p.requires_grad and known(real_dtype(p.dtype)) and not made:
             columns = state_columns(optimizer, rule.inputs[2:], p, group)
             form, missing = optimizer.form_of(p), [*names, *columns]
-            found.append(Member(p, index, rule, {}, columns, i, local(p), is_new=True, missing=missing, form=form))
+            member = Member(p, index, rule, names, {}, columns, i, local(p), is_new=True, missing=missing, form=form)
+            found.append(member)
     if not found:
         return
     everyone = Members(found, [], (), (), ())
-    plan = Plan.of(optimizer, everyone, on_device(optimizer), factor=factor_of(optimizer))
-    for bucket, of in plan.launches:
-        bucket.compile(of[0].formats)
+    plan, *_ = Plan.of(optimizer, everyone, on_device(optimizer), factor_of(optimizer))
+    for bucket in plan.buckets:
+        bucket.compile()
     if plan.factor is not None:
         plan.factor.prepare(optimizer)
     store = optimizer.store

@@ -20,10 +20,10 @@ from ..system.cuda import virtual
 from ..system.cuda.driver import CudaError, check_code
 from ..system.interrupts import Uninterrupted
 from ..system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
-from .clip import SCALING, Scaling
+from .clip import Scaling
 from .launch import Bucket
 from .numbers import HostNumbers
-from .plan import Launches
+from .plan import Plan
 from .quick_launch import QuickClip, QuickLaunch, TableLaunch
 from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead
@@ -59,7 +59,7 @@ class QuickStep:
         TypeError: groups have a value, or a tensor is of a class, that may change while it is the same object.
     """
 
-    def __init__(self, optimizer: RuleOptimizer, known: Launches, extension: Any) -> None:
+    def __init__(self, optimizer: RuleOptimizer, known: Plan, extension: Any) -> None:
         groups, store = optimizer.param_groups, optimizer.store
         buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
         devices = {bucket.sweep.device for bucket in buckets}
@@ -109,7 +109,7 @@ class QuickStep:
         if self._clip is not None:
             bound.append(self._clip.bind(self._look))
             self._tables[:0] = self._clip.launches
-        if not all(bound) or not known.still_hold(optimizer):
+        if not all(bound) or not known.still_holds(optimizer):
             raise _LongWay
 
     def prepare(self, optimizer: RuleOptimizer) -> int:
@@ -133,7 +133,7 @@ class QuickStep:
             if not each.prepare(optimizer, self._look, changed, ahead):
                 return ANEW
         if (factor := self._factor) is not None:
-            scaling = Scaling() if vars(optimizer).keys().isdisjoint(SCALING) else Scaling.of(optimizer)
+            scaling = Scaling.of(optimizer)
             factor.clip_to(optimizer._max_grad_norm)
             factor.scale_by(*scaling)
             if scaling.found_inf is not None and float(scaling.found_inf):
@@ -285,7 +285,7 @@ class QuickSteps:
             self.patience.served += found == DONE
         return found == DONE
 
-    def after(self, optimizer: RuleOptimizer, before: Launches | None, now: Launches) -> None:
+    def after(self, optimizer: RuleOptimizer, before: Plan | None, now: Plan) -> None:
         """Note a step that was taken the long way; ``before``: the record of the step before."""
         if now is not before:
             self.step, self._equal = None, 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, NamedTuple
@@ -15,12 +15,13 @@ from ..system.compare_tensors import addresses, identities, layouts
 from ..tables.columns import Tensors
 from ..tables.shards import is_sharded, local
 from .gather import Member, Members
-from .launch import Bucket
-from .rule_optimizer import RuleOptimizer, number_names
+from .rule_optimizer import RuleOptimizer
 
 _params, _grad, _format = itemgetter("params"), attrgetter("grad"), methodcaller("get", "state_format")
 #: Takes some items of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
+#: Where a value of state is among all that are compared, by the id of its parameter, and its name.
+Positions = Mapping[tuple[int, str], int]
 
 
 class Found(NamedTuple):
@@ -37,6 +38,12 @@ class Picks(NamedTuple):
     rows: Pick
     state: Pick
     numbers: Pick
+
+    @classmethod
+    def of(cls, members: Sequence[Member], positions: Positions, keys: Sequence[str], names: Sequence[str]) -> Picks:
+        """Return those of a launch over members, whose state has these keys, and whose numbers these names."""
+        of = [[positions[id(m.param), name] for name in each for m in members] for each in (keys, names)]
+        return cls(*map(_pick, ([m.index for m in members], *of)))
 
 
 class Seen:
@@ -79,7 +86,7 @@ class Seen:
         for m in members.found:
             entries[id(m.param)] = m.entry
             before = names.get(id(m.param), ())  # in another group, perhaps with another rule
-            used = (*dict.fromkeys((*before, *m.columns, *number_names(optimizer, m.rule))),)
+            used = (*dict.fromkeys((*before, *m.columns, *m.numbers)),)
             names[id(m.param)] = alike.setdefault(used, used)
         keys = (*dict.fromkeys((*optimizer.state, *(m.param for m in members.found if m.entry))),)
         # The same objects for the same names, alive here: a compiled look knows them by their ids.
@@ -102,16 +109,14 @@ class Seen:
             return tuple([entry[name] for name in alike for entry in entries])
         return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
 
-    def picks_for(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> tuple[Picks, ...]:
-        """Return for each launch what selects its tensors from what :meth:`compare` has found."""
+    def first(self, members: Members) -> tuple[Found, Positions]:
+        """Return the tensors of the step that this is made for, whose new state is nowhere else yet, and positions."""
+        entries = {id(m.param): m.entry for m in members.found}
         keys = np.frombuffer(self._keys, np.uint64).tolist()[sum(self._lengths) :]
-        # Each value by its key and name, in the order of the values.
         named = [{name: (key, name) for name in of} for key, of in zip(keys, self.names_by_key, strict=True)]
-        positions, picks = {one: i for i, one in enumerate(self._values(named))}, []
-        for bucket, members in launches:
-            of = [[positions[id(m.param), n] for n in each for m in members] for each in (bucket.keys, bucket.names)]
-            picks.append(Picks(*map(_pick, ([m.index for m in members], *of))))
-        return tuple(picks)
+        positions = {one: i for i, one in enumerate(self._values(named))}
+        values = self._values([entries.get(key, {}) for key in keys])
+        return Found(members.params, (*map(_grad, members.params),), values), positions
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
         """Return whether groups ask for the same rules and formats."""

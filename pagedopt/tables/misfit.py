@@ -61,6 +61,10 @@ def misfit(
 
 
 def _without_memory(tensor: torch.Tensor) -> Misfit | None:
+    if tensor.is_contiguous():  # the usual case, in few calls
+        reach = tensor.storage_offset() + tensor.numel()
+        if reach * tensor.itemsize <= tensor.untyped_storage().nbytes():
+            return None
     if is_expanded(tensor):
         return Misfit("expanded", "is expanded: several of its elements are one in memory, and cannot be updated")
     if not has_memory(tensor):

@@ -99,7 +99,7 @@ class PointerTable:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
         self.writes = checked_writes(writes, len(lists))
         given = [*map(tuple, lists)]  # the caller's lists may change, or create tensors when iterated
-        if not given or any(len(x) != len(given[0]) for x in given):
+        if len({*map(len, given)}) != 1:
             sizes = ", ".join(f"{name}: {len(x)}" for name, x in zip(self.names, given, strict=False))
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._common = Common(self.names, given[0], per)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from experiments.harness import show
 from pagedopt.commands import tables
 from pagedopt.commands.train import report
 
@@ -58,4 +57,3 @@ def test_an_output_that_is_no_terminal_is_as_wide_as_columns_says(monkeypatch: p
     for columns, width in (("70", 70), ("", 130), ("wide", 130)):
         monkeypatch.setenv("COLUMNS", columns)
         assert tables.console(130).width == width
-        assert show.console().width == (70 if width == 70 else 180)

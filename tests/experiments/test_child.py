@@ -12,7 +12,7 @@ import pytest
 import toy_child
 from paths import ROOT
 
-from experiments.harness import child
+from experiments import child
 
 HELPERS = {"PYTHONPATH": str(Path(toy_child.__file__).parent)}
 

@@ -1,40 +1,66 @@
-"""Results that are kept: the verdict of each bar comes out of the rows again, and each page out of the results."""
+"""Results that are kept: bars and pages come out of them again, number for number, and fit a terminal."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from experiment_runs import emptied, experiment, undated
+from pictures import made_of
 
-from experiments.harness import note, question
-from experiments.harness.main import KEPT, main
-from experiments.harness.revision import check_source
-from experiments.harness.rows import of_questions, read
+from experiments import kept
+from experiments.__main__ import main
+from experiments.pictures import digest
 
-PAGES = sorted({each.note for each in question.every() if (note.NOTES / f"{each.note}.md").exists()})
+FILES = [pytest.param(path, id=path.stem) for path in sorted(kept.KEPT.glob("*.json"))]
+NOTED = sorted({each.note for each in kept.every() if (kept.NOTES / f"{each.note}.md").exists()})
 
 
-@pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
+def read(path: Path) -> tuple[dict, kept.Experiment]:  # type: ignore[type-arg]
+    of = experiment(json.loads(path.read_text())["experiment"])
+    return kept.read(path, of), of
+
+
+@pytest.mark.parametrize("path", FILES)
 def test_verdicts_come_out_again(path: Path) -> None:
-    """Of every bar, number for number."""
-    of = experiment(path.name.partition("-")[0])
-    result = read(path, of)
-    check_source(result, path.name)
-    known = of_questions(result, of)
-    assert known.keys() == result["parts"].keys()
-    verdicts = [bar.verdict(known.get(q.name)) for q in of.questions for bar in q.listed("BARS")]
-    assert {verdict["work"]: verdict for verdict in result["verdicts"]} == {v.work: v.as_dict() for v in verdicts}
+    """Of every bar that was stored when it was measured, number for number."""
+    result, of = read(path)
+    kept.check_source(result, path.name)
+    found = {bar.title: bar for page in kept.pages(result, of).values() for bar in page.bars}
+    for bar in result.get("verdicts", ()):
+        if bar["work"] in found:  # of a question that was not measured nothing is said
+            title, *numbers = found[bar["work"]]
+            stored = {"work": title, **dict(zip(("measured", "limit", "unit", "at_least"), numbers, strict=True))}
+            assert {**stored, "met": found[title].met} == bar
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", NOTED)
 def test_a_page_comes_out_again(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its markers, but for what has changed since; no block is empty."""
-    committed = (note.NOTES / f"{page}.md").read_text()
+    """Between its markers; no block is empty."""
+    committed = (kept.NOTES / f"{page}.md").read_text()
     assert not re.search(r"<!-- begin (.*) -->\s*<!-- end \1 -->", committed)
     (tmp_path / f"{page}.md").write_text(emptied(committed))
-    monkeypatch.setattr(note, "NOTES", tmp_path)
-    for each in (each for each in question.every() if each.note == page):
-        assert main(each, ["--note"]) == 0
+    monkeypatch.setattr(kept, "NOTES", tmp_path)
+    for each in (each for each in kept.every() if each.note == page):
+        kept.fill_from(kept.newest(kept.KEPT, each.name), each)
     assert undated((tmp_path / f"{page}.md").read_text()) == undated(committed)
+
+
+def test_a_picture_is_made_of_the_rows_that_are_kept() -> None:
+    pictures = {
+        path.with_name(f"{path.stem}-{name}.png"): digest(rows)
+        for path in kept.KEPT.glob("*.json")
+        for page in kept.pages(*read(path)).values()
+        for name, rows, *_ in page.pictures
+    }
+    stale = [path.name for path, wanted in pictures.items() if not path.exists() or made_of(path) != wanted]
+    assert not stale, "python -m experiments NAME --note"
+    assert pictures.keys() | {kept.KEPT / "budgets.png"} == set(kept.KEPT.glob("*.png"))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_tables_fit_a_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([read(path)[1].name, "--show", str(path)]) == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines() if line[:1] in "┏┃┡│└") <= 110

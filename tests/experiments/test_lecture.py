@@ -11,8 +11,8 @@ import pytest
 from experiment_runs import undated
 from paths import ROOT
 
-from experiments.harness import question
-from experiments.harness.rows import Rows
+from experiments.kept import find
+from experiments.lab import Rows
 from experiments.lecture import page
 from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, Claim, claims
 from tests.experiments.lecture_rows import MADE, Row
@@ -43,11 +43,11 @@ def test_the_list_of_notes_has_each_and_says_how_many_claims_are_shown() -> None
 def test_who_shows_a_claim_is_there_or_will_be() -> None:
     looked = 0
     for claim in CLAIMS.values():
-        if claim.shown and (found := question.find(claim.experiment)):
+        if claim.shown and (found := find(claim.experiment)):
             looked += 1
-            assert claim.shown.partition(".")[2] in [q.name for q in found[0].questions], claim.shown
+            assert claim.shown.partition(".")[2] in found[0].questions, claim.shown
         if claim.later:
-            assert question.find(claim.later) is None, f"{claim.id}: {claim.later} is here"
+            assert find(claim.later) is None, f"{claim.id}: {claim.later} is here"
     assert looked >= 8
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
-import torch
 from experiment_runs import asked
-from ladder_rows import clocks, quick_run
+from ladder_rows import clocks
 
 from experiments.boxes import epilogues, opaque
 from experiments.compiled import coverage, recompiles
 from experiments.copies import on_device, peer
-from experiments.harness.rows import Row, Rows
-from experiments.harness.time import series
+from experiments.lab import Row, Rows, series
 from experiments.ladder import alignment
-from experiments.launch import numerics, puzzlers, replays
+from experiments.launch import puzzlers, replays
 from experiments.operators import lies, told
 from experiments.paging import bytes, hidden, rivals, state_file, sweep
 from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits
@@ -26,7 +23,7 @@ from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
 from experiments.works.first_steps import COLD
 from experiments.works.fusible import BY_COMPILER, EAGER
 from experiments.works.muladd_used import USES
-from experiments.works.slices import COMBINED, SPLIT, Slices
+from experiments.works.slices import SPLIT
 
 
 def one(us: float, clock: str = "wall") -> dict[str, Any]:
@@ -324,60 +321,3 @@ def test_what_is_derived_is_worked_out_by_hand(case: str) -> None:
     derived = {column: row[column] for column in wanted}
     medians = {column: value["median"] if isinstance(value, dict) else value for column, value in derived.items()}
     assert medians == pytest.approx(wanted)
-
-
-# --- what is reckoned while it is measured
-
-
-class Said(list[Row]):
-    """A process that has ended, with what it said."""
-
-    pid, ended = os.getpid(), None
-
-
-def test_iterations_are_compared_turn_by_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """9 over 10 and 12 over 10, not 21 over 20; the first process is asked."""
-    about = {"losses": [2.0], "parameters": 7, "away": 0}
-    mine = {"case": fsdp2.OURS, "iterations": [9.0, 12.0], "steps": [1.0, 1.0], **about}
-    away = {**mine, "case": fsdp2.AWAY, "iterations": [20.0, 30.0]}
-    theirs = {"case": fsdp2.FUSED, "iterations": [10.0, 10.0], "steps": [4.0, 2.0], **about}
-    said = iter([Said([mine, away, theirs]), Said([])])
-    monkeypatch.setattr(fsdp2, "Child", lambda *_, **__: next(said))
-    iterations, steps, from_host, _ = fsdp2.measure(quick_run())
-    assert (iterations["ratio"]["min"], iterations["ratio"]["max"]) == (0.9, 1.2)
-    assert (from_host["case"], from_host["ratio"]["min"], from_host["ratio"]["max"]) == (fsdp2.AWAY, 2, 3)
-    assert (steps["ratio"]["min"], steps["ratio"]["max"]) == (0.25, 0.5)
-    assert (iterations["ours"]["max"], iterations["theirs"]["max"], iterations["parameters"]) == (12, 10, 7)
-
-
-def test_a_way_differs_from_eager_and_from_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the most of any element and seed; without a difference in one seed of three."""
-    off = iter([0.0, 0.5, -0.25])
-
-    def made(work: Slices, run: Any, names: Any) -> Any:
-        def other() -> torch.Tensor:
-            found = work.split_stack(work.x).clone()
-            found[0] += next(off)
-            return found
-
-        return [(SPLIT, lambda: work.split_stack(work.x), 0.0), (COMBINED, other, 0.0)]
-
-    monkeypatch.setattr(numerics, "made", made)
-    rows = Rows(numerics.measure(quick_run()))
-    eager, combined = (rows.first(case=name) for name in (SPLIT, COMBINED))
-    assert eager is not None
-    assert combined is not None
-    assert (eager["difference"], eager["alike"], combined["alike"], combined["seeds"]) == (0, 3, 1, 3)
-    assert combined["difference"] == pytest.approx(0.5, abs=1e-6)
-    assert combined["error"] == pytest.approx(0.5, abs=1e-6)
-    assert eager["error"] < 1e-6
-
-
-def test_what_is_resident_is_the_most_that_was_seen_beyond_the_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    most = 1 << 50
-    said = Said([state_file.BEGIN, state_file.DONE, {"before": 100, "high_water": most}])
-    monkeypatch.setattr(state_file, "Child", lambda *_, **__: said)
-    found = state_file._followed(1, 16, 0)
-    assert (found["resident"], found["peak"]) == (most - 100, most)
-    said[-1] = {"before": most, "high_water": None}
-    assert state_file._followed(1, 16, 0)["resident"] == 0

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 import torch
 from experiment_runs import asked
-from rich.console import Console
 
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
+from experiments.lab import Row, Rows, Run
 from experiments.overlap import seven_billion
 from experiments.overlap.seven_billion import measure
 from experiments.works import finetunes, llama
@@ -25,7 +23,7 @@ GIB = 1 << 30
 def run(*arguments: str, quick: bool = True) -> Run:
     parser = argparse.ArgumentParser()
     seven_billion.options(parser)
-    return Run(torch.device("cpu"), quick, Console(quiet=True), parser.parse_args(arguments))
+    return Run(torch.device("cpu"), quick, parser.parse_args(arguments))
 
 
 @pytest.fixture(scope="module")

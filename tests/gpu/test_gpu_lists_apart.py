@@ -10,8 +10,7 @@ from gpu_support import launching
 from ladder_rows import quick_run
 
 from experiments.copies import addresses, direction, on_device, peer, size, small
-from experiments.harness.rows import Rows
-from experiments.harness.run import Run
+from experiments.lab import Rows, Run
 from experiments.lifetime import hazards, owners, tables
 from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, TORCH_GRAPH
 from experiments.works.memory_kinds import DEVICE, MANAGED, PINNED, REGISTERED

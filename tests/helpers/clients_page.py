@@ -148,6 +148,7 @@ def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
     from experiments.harness import fingerprint
     from experiments.harness.question import Question
+
     from experiments.lab import Rows
     from experiments.step import fsdp2
     from experiments.step.sharded_process import AWAY, LINK, OURS

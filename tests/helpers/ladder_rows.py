@@ -6,9 +6,7 @@ from typing import Any
 
 import torch
 
-from experiments.harness.run import Run
-from experiments.harness.show import console
-from experiments.harness.time import series
+from experiments.lab import Run, series
 
 CPU = torch.device("cpu")
 
@@ -20,4 +18,4 @@ def clocks(wall: float, gpu: float | None = None) -> dict[str, Any]:
 
 
 def quick_run() -> Run:
-    return Run(CPU, True, console())
+    return Run(CPU, True)

@@ -1,16 +1,12 @@
-"""How long is a piece of string?  A question for tests of the harness; what goes wrong is an option."""
+"""How long is a piece of string?  A question for tests of the command line; what goes wrong is an option."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
 
-from experiments.harness.panels import Lines
-from experiments.harness.plot import Plot
-from experiments.harness.rows import Row, Rows
-from experiments.harness.run import Run
-from experiments.harness.show import Bar, Grid, Table, Text
-from experiments.harness.time import Case
+from experiments.lab import Case, Page, Row, Rows, Run
+from experiments.pictures import Lines
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +17,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(run: Run) -> Iterator[Row]:
     """Rows of two lengths and two ways."""
     for length in run.each(run.size((100, 200), (1, 2))):
-        cases = [Case(way, lambda: None) for way in ("cut", "torn")]
-        for row in run.time(cases, length=length):
+        for row in run.time([Case(way, lambda: None) for way in ("cut", "torn")], length=length):
             yield {**row, "way": row["case"]}
         if run.options.wrong == "interrupt":
             raise KeyboardInterrupt
@@ -38,15 +33,12 @@ def derive(rows: Rows) -> Rows:
     return Rows({**row, "double": 2 * row["length"]} for row in rows)
 
 
-def say(rows: Rows) -> str:
-    """How many."""
-    return f"- {len(rows)} pieces"
-
-
-TABLES = [
-    Table("{way}", {"length": "length", "µs": "wall", "double": "double"}, by=("way",)),
-    Grid("grid", down="way", across="length", cell="wall", corner="pieces"),
-]
-BARS = [Bar("long enough", "double", at_least=100, unit="m", way="cut"), Bar("slow", "wall", at_most=1e9, way="glued")]
-PLOTS = [Plot("lengths", [Lines(title="wall", x="length", y="wall", each="way")])]
-TEXTS = [Text("answer", say)]
+def report(page: Page, rows: Rows) -> None:
+    """Two tables, a sentence, a picture, and two bars."""
+    page.table("{way}", rows, {"length": "length", "µs": "wall", "double": "double"}, by=("way",))
+    page.grid("grid", rows, "way", "length", "wall", "pieces")
+    page.say(f"- {len(rows)} pieces", "answer")
+    page.detail.say("in detail")
+    page.picture("lengths", rows, [Lines(title="wall", x="length", y="wall", each="way")])
+    page.bar("long enough", rows.where(way="cut"), "double", at_least=100, unit="m")
+    page.bar("slow", rows.where(way="glued"), "wall", at_most=1e9)

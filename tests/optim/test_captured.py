@@ -28,9 +28,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> tuple[Params, Any, CapturedStep]:
     for p in params:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    plan = Plan.of(optimizer, members(optimizer), lambda *_: False)
-    launches: list[Any] = plan.prepare()
-    return [*params, late], optimizer, CapturedStep(optimizer, launches, plan.seen)
+    plan, found, ready = Plan.of(optimizer, everyone := members(optimizer), lambda *_: False, None)
+    return [*params, late], optimizer, CapturedStep(plan.prepare(optimizer, found, ready), everyone)
 
 
 def replace_state(params: Params, optimizer: Any) -> None:

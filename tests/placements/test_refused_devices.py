@@ -53,8 +53,8 @@ def test_systems_that_are_not_meant_are_refused_in_plain_words(name: str) -> Non
     assert "WSL 2" in done.stderr
 
 
-def test_the_table_in_the_readme_has_a_line_for_each() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_table_of_set_up_has_a_line_for_each() -> None:
+    text = (ROOT / "notes" / "setup.md").read_text()
     for name in ("Linux, CPU", "Linux, NVIDIA GPU", "WSL 2", "Windows, macOS", "ROCm", "MPS", "XPU"):
         assert f"\n| {name}" in text, name
 

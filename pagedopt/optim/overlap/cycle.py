@@ -44,7 +44,7 @@ class CyclePlan:
     """
 
     def __init__(self, step: PreparedStep, coming: Coming) -> None:
-        by_sweep = {id(bucket.sweep): bucket for bucket in step.launches.buckets}
+        by_sweep = {id(bucket.sweep): bucket for bucket in step.plan.buckets}
         #: Of each update: its bucket, its table, and the number of its first chunk.
         self.buckets: list[Bucket] = [by_sweep[id(update.sweep)] for update in step.updates]
         self.tables: list[HostTable] = [update.sweep.table.host for update in step.updates]
@@ -237,7 +237,7 @@ class Cycle:
 
     def put_state(self) -> None:
         """Put new state of parameters whose gradients have come into ``optimizer.state``."""
-        put_state(self.step.optimizer, tuple([m for m in self.step.fresh if id(m.param) in self.params]))
+        put_state(self.step.optimizer, tuple([m for m in self.step.plan.fresh if id(m.param) in self.params]))
 
     def wait(self) -> None:
         """Let the current stream wait for all updates so far."""

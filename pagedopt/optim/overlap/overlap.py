@@ -16,7 +16,7 @@ import torch
 from ...system import internals
 from ...system.cuda.driver import Event
 from ...system.warn import outside
-from ..plan import Launches, PreparedStep
+from ..plan import Plan, PreparedStep
 from ..rule_optimizer import RuleOptimizer
 from ..step.pending import LastLaunches, addresses_in
 from ..step.queued import QueuedStep, why_not
@@ -331,7 +331,7 @@ class Overlap:
 
     # --- steps
 
-    def take(self, step: PreparedStep) -> Launches:
+    def take(self, step: PreparedStep) -> Plan:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
         why = self._why_at_once(step)
         if not why:

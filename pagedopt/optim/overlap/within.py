@@ -13,7 +13,7 @@ from ...system import internals
 from ...system.interrupts import Uninterrupted
 from ...tables.shards import is_sharded
 from ..clip import SCALING
-from ..plan import NO_SHARDS, Coming, Launches, PreparedStep, prepare_again, prepare_anew
+from ..plan import NO_SHARDS, Coming, Plan, PreparedStep, prepare_anew
 from ..rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
 from .cycle import Cycle, CyclePlan
 from .models import holds_any, refusal
@@ -53,7 +53,7 @@ class Within:
         params = _params(optimizer)
         self._optimizer, self._device = weakref.ref(optimizer), _device_of(optimizer, model, params)
         self._side = SideStream(self._device) if self._device.type == "cuda" else None
-        self._launches: Launches | None = None
+        self._launches: Plan | None = None
         self._plan: CyclePlan | None = None
         self._cycle: Cycle | None = None
         self._coming = Coming(frozenset(), {})
@@ -74,7 +74,7 @@ class Within:
         except BaseException:
             self.detach()
             raise
-        optimizer.preallocated.update((m.param, m.entry) for m in step.fresh if m.is_new)
+        optimizer.preallocated.update((m.param, m.entry) for m in step.plan.fresh if m.is_new)
         optimizer.warm = True
 
     def detach(self) -> None:
@@ -185,10 +185,10 @@ class Within:
             found = known.seen.compare(optimizer)
             with contextlib.suppress(ValueError, TypeError):  # a parameter has changed
                 if found is not None:
-                    return prepare_again(optimizer, known, found, ready)
+                    return known.prepare(optimizer, found, ready)
         self._launches = None
         step = prepare_anew(optimizer, NO_SHARDS, coming)
-        self._launches, self._coming = step.launches, coming
+        self._launches, self._coming = step.plan._replace(fresh=()), coming
         self._made_for = step.ready.residents, coming.expected, store.rings.get(self._device)
         return step
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from . import libc
-from .mounts import Mount, mounts
+from .mounts import mounts
 
 #: :func:`check_host` and :func:`check_disk` leave this share of memory or disk free, but at most this many bytes.
 RESERVE_SHARE, MAX_RESERVE = 0.05, 256 << 20
@@ -84,8 +84,7 @@ def rooms(root: Path = Path("/")) -> list[Room]:
     fields = numbers(_text(root / "proc/meminfo"))
     if "MemAvailable" in fields:
         found.append(Room(fields["MemAvailable"] * 1024, fields.get("MemTotal", 0) * 1024, "the machine"))
-    mounted = mounts(_text(root / "proc/self/mountinfo"))
-    for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), mounted):
+    for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")):
         room = _cgroup_room(version, root / folder.relative_to("/"), f"cgroup {folder}")
         if room is not None:
             found.append(room)
@@ -97,15 +96,20 @@ def numbers(text: str) -> dict[str, int]:
     return {name: int(number) for name, number in re.findall(r"^(\S+?):?[ \t]+(\d+)(?!\S)", text, re.MULTILINE)}
 
 
-def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version, PurePosixPath]]:
-    """Return the folders that may limit the memory of the process with this ``/proc/self/cgroup``, its own first."""
+@functools.lru_cache(maxsize=4)  # both texts stay as they are while nobody moves the process or mounts anything
+def cgroup_folders(cgroup: str, mountinfo: str) -> list[tuple[_Version, PurePosixPath]]:
+    """Return the folders that may limit the memory of a process, its own first.
+
+    Args:
+        cgroup, mountinfo: the texts of its ``/proc/self/cgroup`` and ``/proc/self/mountinfo``.
+    """
     paths: dict[str, str] = {}
     for line in cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or "memory" in controllers.split(","):
             paths["cgroup" if controllers else "cgroup2"] = path
     found = []
-    for mount in mounted:
+    for mount in mounts(mountinfo):
         if mount.fs_type not in paths or (mount.fs_type == "cgroup" and "memory" not in mount.options):
             continue
         own = PurePosixPath(paths[mount.fs_type])
@@ -120,9 +124,9 @@ def cgroup_folders(cgroup: str, mounted: Sequence[Mount]) -> list[tuple[_Version
 def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
     """Return the bytes that the limits in one folder leave; None if there are none."""
     limits = [int(text) for name in version.limits if (text := _text(folder / name).strip()).isdigit()]
-    usage = _text(folder / version.usage).strip()
-    # In version 1 a number larger than any memory means "no limit".
-    if not limits or min(limits) >= 1 << 62 or not usage.isdigit():
+    if min(limits, default=1 << 62) >= 1 << 62:  # in version 1 a number larger than any memory means "no limit"
+        return None
+    if not (usage := _text(folder / version.usage).strip()).isdigit():
         return None
     cache = numbers(_text(folder / "memory.stat"))
     used = int(usage) - sum(cache.get(name, 0) for name in version.cache)

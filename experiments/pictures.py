@@ -1,18 +1,26 @@
-"""Panels of pictures as values: lines with their spread, and bars.
+"""Pictures, of panels one above or beside the other: lines with their spread, and bars.
 
 Names stand at what they name, in its colour; an axis says its clock, its unit and whether it is logarithmic; bars begin
-at 0, stand in the order of their lengths and have their numbers inside the frame.
+at 0, stand in the order of their lengths and have their numbers inside the frame.  A picture is as wide as a page shows
+it, so that its letters stay legible.  matplotlib is an extra: without it nothing is drawn.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from experiments.harness.rows import Column, Row, Rows, Series, cell, number_in
-from experiments.harness.show import number
+from experiments.lab import Column, Page, Row, Rows, Series, cell, number, number_in
+from pagedopt.commands.results import as_json, new_figure
+
+#: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
+PAGE, DPI = 8.0, 150
+WHISKERS = "whiskers: from the 10th to the 90th percentile"
 
 #: Colours that the colour-blind can tell apart (Okabe and Ito 2008), orange and purple dark enough for letters.
 BLUE, ORANGE, GREEN, RED, PURPLE, GRAY = "#0072B2", "#B37400", "#009E73", "#D55E00", "#AA5588", "#6E6E6E"
@@ -243,3 +251,77 @@ def spaced(wanted: Sequence[float], step: float) -> list[float]:
         found[i] = min(found[i], ceiling)
         ceiling = found[i] - step
     return found
+
+
+# --- whole pictures
+
+
+def save_all(page: Page, path: Path) -> list[Path]:
+    """Draw the pictures of a page to ``PATH-NAME.png``; returns the files, none without matplotlib."""
+    found = []
+    for name, rows, draw, title, by in page.pictures:
+        if (figure := new_figure(PAGE, 5)) is not None:
+            onto(figure, rows, draw, title, by)
+            found.append(save(figure, path.with_name(f"{path.stem}-{name}.png"), rows))
+    return found
+
+
+def onto(figure: Any, rows: Rows, draw: Any, title: str = "", by: Sequence[str] = ()) -> None:
+    """Draw into an empty Figure: by a function of it and the rows, or panels, for each group alike in ``by``."""
+    if title:
+        figure.suptitle(title.format_map(rows[0]), fontsize=LETTERS + 2)
+    if callable(draw):
+        draw(figure, rows)
+    else:
+        shown = [(panel, group) for group in rows.groups(*by) for panel in draw if group.where(**panel.where)]
+        columns = 1 if len(shown) == 1 or any(panel.is_wide(group) for panel, group in shown) else 2
+        lines = [shown[i : i + columns] for i in range(0, len(shown), columns)]
+        heights = [max(panel.height(group) for panel, group in line) for line in lines]
+        figure.set_size_inches(PAGE, (0.4 if title else 0.0) + sum(heights))
+        places = list(figure.subplots(len(lines), columns, squeeze=False, height_ratios=heights).flat)
+        for axes, (panel, group) in zip(places, shown, strict=False):
+            panel.onto(axes, group, WIDE if columns == 1 else NARROW)
+        for axes in places[len(shown) :]:
+            axes.set_axis_off()
+    for axes in figure.axes:
+        plain_ticks(axes.xaxis)
+        plain_ticks(axes.yaxis)
+    if any(has_whiskers(axes) for axes in figure.axes):
+        figure.supxlabel(WHISKERS, fontsize=LETTERS - 1, color=GRAY)
+
+
+def has_whiskers(axes: Any) -> bool:
+    """Whether spreads are drawn."""
+    from matplotlib.container import ErrorbarContainer
+
+    return any(isinstance(drawn, ErrorbarContainer) and (drawn.has_xerr or drawn.has_yerr) for drawn in axes.containers)
+
+
+def save(figure: Any, target: Path, drawn: Iterable[Any]) -> Path:
+    """Write a picture that says of which values it is made (see :func:`digest`)."""
+    figure.savefig(target, dpi=DPI, metadata={"Source": digest(drawn)})
+    return target
+
+
+def digest(drawn: Any) -> str:
+    """What a picture of these plain values bears, so that one of others is known to be stale."""
+    return hashlib.sha256(as_json(drawn).encode()).hexdigest()[:16]
+
+
+def plain_ticks(axis: Any) -> None:
+    """On a logarithmic axis, its limits settled, numbers as a person writes them, few enough to stand apart.
+
+    Ticks that were chosen stay where they are.
+    """
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
+
+    plain = FuncFormatter(lambda value, _: f"{value:,.12g}")
+    if axis.get_scale() == "symlog":
+        axis.set_major_formatter(plain)
+    if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
+        return
+    low, high = axis.get_view_interval()
+    few_decades = math.log10(high / low) < 2.5
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,), numticks=12))
+    axis.set_major_formatter(plain)
+    axis.set_minor_formatter(NullFormatter())

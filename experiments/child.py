@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 #: Loads this module from here and everything else, pagedopt too, from a tree that may be another.
 BOOT = """
 import sys
 root, tree = sys.argv[1:3]
 sys.path.insert(0, root)
-import experiments.harness.child
+import experiments.child
 sys.path[0] = tree
-experiments.harness.child.serve(*sys.argv[3:])
+experiments.child.serve(*sys.argv[3:])
 """
 
 
