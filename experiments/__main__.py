@@ -6,6 +6,7 @@ import argparse
 import gc
 import importlib
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -129,6 +130,8 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
     options = parse(experiment, part, arguments)
     if options.kept is not None:
         return of_kept(experiment, options)
+    if options.device != "cpu" and len(options.only) > 1:
+        return one_by_one(experiment, options, arguments)
     device, conditions = chosen_device(options.device), kept.conditions()
     skipped = "NEEDS_GPU" if device.type == "cpu" else "CPU_ONLY"
     asked = {n: m for n, m in experiment.questions.items() if n in options.only and not getattr(m, skipped, False)}
@@ -156,6 +159,18 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
         print("--quick: the sizes are toys, the bars say nothing")
     print("written:", path, *drawn)
     return max(code, int(any(bar.met is False for bar in bars) and not options.quick))
+
+
+def one_by_one(experiment: Experiment, options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Each question in a process of its own: on a GPU what one leaves behind, as a profiler, slows the next."""
+    code, merge = 0, options.merge
+    for name in options.only:
+        command = [sys.executable, "-m", "experiments", experiment.name, *arguments, "--only", name]
+        code = max(code, subprocess.run([*command, *["--merge"] * merge], check=False).returncode)
+        merge = True
+        if code == INTERRUPTED:
+            break
+    return code
 
 
 def of_kept(experiment: Experiment, options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from experiments.lecture.page import Results
 from experiments.works.rungs import FOREACH, FUSED, LIST, LOOP
 from pagedopt import PagedAdamW
 from pagedopt.paging.policy import SLOTS, schedule
-from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch, plan
+from pagedopt.paging.visits import Arrive, Evict, Fetch, Update, plan
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 
 FOLDER = NOTES / "drawings"
@@ -154,7 +154,7 @@ def timeline(actions: Sequence[object]) -> list[tuple[int, int | None, int]]:
                 arrived[move.page] = take(0, move.page, emptied.get(move.slot, 0))
             case Arrive(move):
                 page = move.page
-            case Launch():
+            case Update():
                 end = take(1, page, 0 if page is None else arrived[page])
                 if page is not None:
                     updated[page] = end

@@ -178,7 +178,7 @@ def check_torchvision(python: Path, torch: Torch) -> None:
 def compile_look(python: Path) -> None:
     """Compile the look of steps now; without it the first optimizer would begin to, in the background."""
     say("compiling the look of steps (half a minute)")
-    code = "from pagedopt.system.look import build as b; print('' if b.compiled_look(wait=True) else b.why_none())"
+    code = "from pagedopt.system import look as b; print('' if b.compiled_look(wait=True) else b.why_none())"
     answer = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if reason := (answer.stdout + answer.stderr).strip():
         say(f"steps will look in Python, which takes longer: {reason.splitlines()[-1]}")

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from optim_support import through_file
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
@@ -458,6 +459,31 @@ def exchange(through: Callable[[Any], Any]) -> Act:
     return act
 
 
+def renew(through: Callable[[Any, World], Any]) -> Act:
+    """A new optimizer, of another learning rate, goes on with what has become of the state dict of the old one."""
+
+    def act(w: World) -> None:
+        saved = through(w.optimizer.state_dict(), w)
+        groups = [{"params": group["params"], "lr": 1.0} for group in w.groups]
+        w.optimizer = w.case.make(not w.ours, groups, **w.options)
+        w.optimizer.load_state_dict(saved)
+
+    return act
+
+
+def by_way_of_torch(saved: Any, w: World) -> Any:
+    theirs = w.case.make(True, [{"params": group["params"]} for group in w.groups])
+    theirs.load_state_dict(saved)
+    return theirs.state_dict()
+
+
+def of_old(saved: Any, w: World) -> Any:
+    """As of torch before 1.12, whose step counts (and the products of NAdam) were numbers."""
+    old = ("step", "mu_product")
+    entries = {i: {n: float(v) if n in old else v for n, v in e.items()} for i, e in saved["state"].items()}
+    return {**saved, "state": entries}
+
+
 def pickled(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
@@ -471,6 +497,9 @@ MOVES: dict[str, Act] = {
     **HOME, "budget None": budget(None), "budget 100 kB": budget("100kB"),
     "spill": spill, "unspill": lambda w: w.ours and w.optimizer.unspill(),
     "deepcopy": exchange(copy.deepcopy), "pickle": exchange(pickled),
+    "a new one": renew(lambda saved, w: copy.deepcopy(saved)),
+    "a new one by a file": renew(lambda saved, w: through_file(saved, weights_only=True)),
+    "a new one by way of torch": renew(by_way_of_torch), "a new one as of old": renew(of_old),
 }  # fmt: skip
 
 

@@ -67,7 +67,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_sessionstart() -> None:
     """Compile the look before any test begins: none has to wait for a compiler, and steps use it from the first on."""
-    from pagedopt.system.look.build import compiled_look
+    from pagedopt.system.look import compiled_look
 
     compiled_look(wait=True)
 

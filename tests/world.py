@@ -23,7 +23,8 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 import pagedopt
-from pagedopt.system.look import build
+from pagedopt.rules import RULES
+from pagedopt.system import look as build
 from tests.specs import Case
 
 Params = list[Parameter]
@@ -32,6 +33,7 @@ Tensors = dict[tuple[int, str], torch.Tensor]
 #: Whether steps can be quick here: there is a compiler for the look.
 QUICK = build.is_wanted() and build.compiled_look(wait=True) is not None
 PACKAGE = Path(pagedopt.__file__).parent
+STATE_NAMES = {name for rule in RULES.values() for name in rule.inputs[2:]}
 #: Torch's exceptions that say what was wrong only by how its code happens to be written: any refusal will do.
 INCIDENTAL = (AttributeError, TypeError, AssertionError)
 #: Errors that a look-up or a read raises by itself: where torch's does, ours looks up or reads on purpose.
@@ -181,7 +183,8 @@ class World:
             options["device_budget"] = int(side.share * len(case.names) * sum(p.nbytes for p in self.params))
         if self.ours:
             options |= {} if clip is None else {"max_grad_norm": clip}
-            options |= {} if scale is None else {"fused": True}
+            options = options if scale is None else {"fused": True, **options}
+        self.options = options
         with self.around():
             self.optimizer = case.make(not self.ours, groups(self.params), **options)
 
@@ -370,7 +373,7 @@ def assert_same_bits(one: World, other: World) -> None:
     for key, t in mine.items():
         same = t.is_meta or (t.dtype == others[key].dtype and torch.equal(bits(t), bits(others[key])))
         assert same, f"{other.side.name} has another {key[1]} of parameter {key[0]} than {one.side.name}"
-        if alike and one.side.share == other.side.share and not t.is_meta:
+        if alike and (one.side.share, one.side.options) == (other.side.share, other.side.options) and not t.is_meta:
             assert t._version == others[key]._version, f"{other.side.name}: version of {key}"
     if one.norm is not None and other.norm is not None:
         assert torch.equal(bits(one.norm), bits(other.norm)), f"{other.side.name}: norm"
@@ -419,9 +422,10 @@ def assert_reported(world: World) -> None:
     total = sum(world.optimizer.memory_report().by_place.values())
     everyone, least, most = {id(p) for p in world.listed()}, 0, 0
     for p, entry in world.state.items():
-        found = [v.nbytes for n, v in entry.items() if n in world.case.names and isinstance(v, torch.Tensor)]
-        least += sum(found) if id(p) in everyone and not world.side.rounds else 0
-        most += sum(found) + 64 * len(found)
+        found = {n: v.nbytes for n, v in entry.items() if n in STATE_NAMES and isinstance(v, torch.Tensor)}
+        if id(p) in everyone and not world.side.rounds:
+            least += sum(found.get(name, 0) for name in world.case.names)
+        most += sum(found.values()) + 64 * len(found)
     if world.paged:
         room = sum(p.nbytes for p in world.params) + (16 << 20 if world.params[0].is_cuda else 1 << 20)
         most = 2 * most + len(world.case.names) * room

@@ -24,7 +24,7 @@ from experiments.works.models import HYPER, Work
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cpu, cuda
 
-MEASURES = "optim"
+MEASURES = ("optim",)
 STEPS, LIMIT = 12, 150
 LR, MOVED, MISSING = "lr", "gradients in other memory", "a gradient is missing, every other step"
 GROUP, LOADED, NOTHING = "a new group", "loaded state", "nothing"

@@ -51,7 +51,7 @@ from experiments.works.contenders import (
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Work, gpt2_shapes
 from experiments.works.reference import Bound, Reference
-from experiments.works.trace import counted
+from experiments.works.trace import Incomplete, counted, counted_apart
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
@@ -110,7 +110,7 @@ def about(run: Run, key: str, contender: Contender) -> Row:
     return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
 
-def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
+def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> tuple[Row, Bound]:
     """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
     params = work.parameters(run.device)
     bound = contender.build(params)
@@ -129,15 +129,30 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     found |= {"extra": extra(bound.step, run.device), **scales.since(), "away": away(bound, run.device)}
     taken, gpu = found.pop("taken"), run.device.type == "cuda"
     found["state"] = taken if gpu else state_bytes(bound)
-    if gpu:
-        with run.attempt(f"{work.name}, {contender.name}"):  # a trace may not be whole
-            counts = counted(bound.step, warmup=0)
-            found |= {"kernels": counts.kernels, "launches": counts.launches}
     cases = [Case(contender.name, bound.step)]
     if len(work.shapes) < 1000:
         cases.append(contenders.copy_of_bytes(work, run.device))
     times = run.measure(cases)
-    return {**found, **times[contender.name], "copy": times.get(COPY)}
+    return {**found, **times[contender.name], "copy": times.get(COPY)}, bound
+
+
+def launches(device: str, key: str, names: Sequence[str]) -> Iterator[Row]:
+    """In a process of its own: what a step of each contender launches."""
+    run = Run(chosen_device(device))
+    for name in names:
+        bound = contenders.CONTENDERS[name].build(works(run)[key].parameters(run.device))
+        yield {"case": name, **launched(bound)}
+        del bound
+        run.free()
+
+
+def launched(bound: Bound) -> Row:
+    """Kernels and launches of a step; nothing if a trace is not whole."""
+    try:
+        counts = counted(bound.step)
+    except Incomplete:
+        return {}
+    return {"kernels": counts.kernels, "launches": counts.launches}
 
 
 def state_bytes(bound: Bound) -> int | None:
@@ -160,13 +175,18 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
     for key, work in run.each(works(run).items()):
-        reference = Reference(work.parameters(run.device))
+        reference, rows = Reference(work.parameters(run.device)), list[Row]()
         for contender in chosen(run, work):
             refusals = () if contender.name == DEVICE else (Exception,)
             with run.attempt(f"{work.name}, {contender.name}", refusals):
-                yield {**about(run, key, contender), **weighed(run, work, contender, reference)}
+                rows.append({**about(run, key, contender), **weighed(run, work, contender, reference)[0]})
         del reference  # of doubles
         run.free()
+        if run.device.type == "cuda":
+            names = [row["case"] for row in rows]
+            counts = counted_apart(run, launches, str(run.device), key, names, by=["case"])
+            rows = [{**row, **counts.get((row["case"],), {})} for row in rows]
+        yield from rows
         if run.device.type == "cpu" or run.quick:
             run.left_out.append(f"{work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
             continue
@@ -179,7 +199,8 @@ def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
     """In a process of its own, with empty caches: what a contender that is compiled takes and needs."""
     run = Run(chosen_device(device), False)
     work = works(run)[key]
-    yield weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
+    row, bound = weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
+    yield {**row, **launched(bound)}
 
 
 def derive(rows: Rows) -> Rows:

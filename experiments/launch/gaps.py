@@ -8,7 +8,7 @@ in a trace, where listening slows the host; without it, a call's time beyond tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from experiments.lab import Case, Column, Page, Row, Rows, Run, number, series
 from experiments.pictures import Lines
@@ -24,14 +24,17 @@ HIDDEN = 1.1
 def measure(run: Run) -> Iterator[Row]:
     """A row per batch and way: wall and GPU time of a call, and the gaps of its trace as text."""
     run.rounds, run.seconds = run.size((60, 1.0), (3, 0.1))
+    timed: list[tuple[Row, Callable[[], object]]] = []
     for batch in run.each(run.size(BATCHES, (64, 256))):
         with run.attempt(f"{batch:,} rows a slice", (Exception,)):
             work = Slices(batch, run.device)
             ways = {SPLIT: work.way(work.split_stack), COMBINED: work.way(work.combined)}
-            counts = {name: counted(way) for name, way in ways.items()}
-            for row in run.time([Case(name, way, repeats=4) for name, way in ways.items()], batch=batch):
-                before = series([gap.before for gap in counts[row["case"]].gaps], "GPU")
-                yield {**row, **counts[row["case"]].as_dict(), "before": before}
+            cases = [Case(name, way, repeats=4) for name, way in ways.items()]
+            timed += [(row, ways[row["case"]]) for row in run.time(cases, batch=batch)]
+    for row, way in timed:  # last: launches behind a trace are slower
+        with run.attempt("{case}, {batch:,} rows a slice: its trace".format(**row), (Exception,)):
+            counts = counted(way)
+            yield {**row, **counts.as_dict(), "before": series([gap.before for gap in counts.gaps], "GPU")}
 
 
 def derive(rows: Rows) -> Rows:

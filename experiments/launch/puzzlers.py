@@ -11,11 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from experiments.lab import Case, Column, Page, Row, Rows, Run, error, number, number_in, over, ratio, spread
+from experiments.lab import (
+    Case,
+    Column,
+    Page,
+    Row,
+    Rows,
+    Run,
+    chosen_device,
+    error,
+    number,
+    number_in,
+    over,
+    ratio,
+    spread,
+)
 from experiments.launch import timeline
 from experiments.works import slices
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
-from experiments.works.trace import Trace, counted
+from experiments.works.trace import counted, counted_apart
 
 MEASURES = ("launch", "tables")
 BATCH = 1024
@@ -44,22 +58,30 @@ def measure(run: Run) -> Iterator[Row]:
     for batch in run.each(run.size((BATCH,) if on_cpu else (BATCH, 16 * BATCH), (4,))):
         work = slices.Slices(batch, run.device)
         about = {"batch": batch, "device": run.device.type, "bytes": work.x.nbytes}
-        cases, found, traces = [], {}, {}
+        cases, errors = [], {}
         for name, way, off in slices.made(work, run):
+            errors[name] = off
             cases.append(Case(name, way, repeats=1 if on_cpu else 4))
-            found[name], traces[name] = {"error": off}, Trace([])
-            if on_cpu and name not in (SPLIT, COMBINED):
-                continue  # there are operators to be seen, and nothing else
-            with run.attempt(f"trace of {name}", (Exception,)):
-                counts = counted(way)
-                found[name] |= counts.as_dict()
-                traces[name] = counts.trace
-        for row in run.time(cases, of="way", **about):
-            trace = traces[row["case"]]
-            yield {**row, **found[row["case"]], "trace": timeline.packed(trace)}
-            for kernels in timeline.by_kind(trace):
-                yield {"of": "kernels", **about, "case": row["case"], **kernels}
+        rows = list(run.time(cases, of="way", **about))
         slices.forget()
+        found = counted_apart(run, traces, str(run.device), batch, run.quick, by=["case"])
+        for row in rows:
+            more = found.get((row["case"],), {})
+            kinds = more.pop("kinds", [])
+            yield {**row, "error": errors[row["case"]], "trace": "", **more}
+            yield from ({"of": "kernels", **about, "case": row["case"], **kernels} for kernels in kinds)
+
+
+def traces(device: str, batch: int, quick: bool) -> Iterator[Row]:
+    """In a process of its own: what a trace of each way counts, as text, and its kernels by kind."""
+    run = Run(chosen_device(device), quick)
+    for name, way, _ in slices.made(slices.Slices(batch, run.device), run):
+        if run.device.type == "cpu" and name not in (SPLIT, COMBINED):
+            continue  # there are operators to be seen, and nothing else
+        with run.attempt(f"trace of {name}", (Exception,)):
+            counts = counted(way)
+            kinds = list(timeline.by_kind(counts.trace))
+            yield {"case": name, **counts.as_dict(), "trace": timeline.packed(counts.trace), "kinds": kinds}
 
 
 def derive(rows: Rows) -> Rows:

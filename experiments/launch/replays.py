@@ -42,16 +42,23 @@ def measure(run: Run) -> Iterator[Row]:
             steps, contenders.ours(capturable=True), [(64, 64)] * many, run.device
         ),
     }
+    timed: list[tuple[Row, Call]] = []
     for name, make in run.each(works.items()):
         with run.attempt(name, (Exception,)):
             eager, replay, equal = make()
             same = equal()
-            cases = [Case(EAGER, eager, repeats=2), Case(REPLAY, replay, repeats=2)]
-            counts = {case.name: counted(case.run).as_dict() for case in cases}
-            blocks = {case.name: allocations(case.run) for case in cases}
-            for mode, timing in run.measure(cases).items():
-                about = {"work": name, "mode": mode, "different": int(not same), "allocations": blocks[mode]}
-                yield {**about, **counts[mode], **timing}
+            calls = {EAGER: eager, REPLAY: replay}
+            for mode, timing in run.measure([Case(mode, call, repeats=2) for mode, call in calls.items()]).items():
+                about = {
+                    "work": name,
+                    "mode": mode,
+                    "different": int(not same),
+                    "allocations": allocations(calls[mode]),
+                }
+                timed.append(({**about, **timing}, calls[mode]))
+    for row, call in timed:  # last: launches behind a trace are slower
+        with run.attempt("{work}, {mode}: its trace".format(**row), (Exception,)):
+            yield {**row, **counted(call).as_dict()}
 
 
 def allocations(call: Call) -> int:

@@ -126,7 +126,7 @@ def updates(training: Training) -> dict[Tensor, float]:
     """When the last page of each parameter is updated (µs), with the step alone; call by call, to time its events."""
     overlap, optimizer = training.optimizer._overlap, training.optimizer
     before, graphs = overlap._events, optimizer.store.graphs
-    wanted, graphs.wanted, optimizer._launches = graphs.wanted, False, None
+    wanted, graphs.wanted, optimizer._plan = graphs.wanted, False, None
     training.iterate()  # which makes the lists: in the next step the host is fast enough
     optimizer.wait()
     training.gradients()
@@ -138,7 +138,7 @@ def updates(training: Training) -> dict[Tensor, float]:
     queued = overlap.queued
     optimizer.wait()
     training.wait()
-    overlap._events, graphs.wanted, optimizer._launches = before, wanted, None
+    overlap._events, graphs.wanted, optimizer._plan = before, wanted, None
     return {p: marks[at].since(begin) for p in training.model.parameters() if (at := queued.launch_of(p)) >= 0}
 
 

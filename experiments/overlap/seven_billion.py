@@ -26,7 +26,7 @@ from experiments.pictures import BLUE, Lines
 from experiments.works.finetunes import BACKWARD, PLUS_8, RESIDENT, WAYS, Finetune
 from experiments.works.llama import SEVEN, TOY, Shape, batches, described, made
 from pagedopt.common.units import parse_bytes, text_of_bytes
-from pagedopt.system.look.build import compiled_look
+from pagedopt.system.look import compiled_look
 
 GOES_ON = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")

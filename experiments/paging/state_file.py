@@ -25,7 +25,7 @@ from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched
 from experiments.works.weight import high_water
-from pagedopt.system.files.mounts import file_system
+from pagedopt.system.files.host import file_system
 from pagedopt.system.files.state_file import state_folder
 
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements", "system/files")

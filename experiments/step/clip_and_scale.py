@@ -26,6 +26,7 @@ from experiments.lab import (
     Rows,
     Run,
     by_clock_of,
+    chosen_device,
     formatted,
     on_own_clock,
     over,
@@ -40,7 +41,7 @@ from experiments.works.dispatch import dispatched
 from experiments.works.graph import captured
 from experiments.works.models import HYPER, Work, gpt2_shapes
 from experiments.works.reference import Bound
-from experiments.works.trace import Incomplete, counted
+from experiments.works.trace import counted, counted_apart
 from pagedopt import PagedAdamW
 
 MEASURES = ("kernels", "launch", "tables", "optim")
@@ -169,7 +170,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and way: times (µs), launches and kernels (on a CPU: operators), the update's error."""
     on_cpu = run.device.type == "cpu"
-    ways = [way for way in WAYS if (way.on_cpu or not on_cpu) and (run.options.compile or not way.slow)]
+    ways = ways_of(on_cpu, run.options.compile)
     if not run.options.compile:
         run.left_out.append("torch.compile: takes 15 s and more; add --compile")
     asked = [
@@ -186,12 +187,25 @@ def measure(run: Run) -> Iterator[Row]:
         for name, timing in run.measure(cases).items():
             row = {**about, "case": name, "bytes": work.bytes_each * work.numel, "error": errors.get(name)}
             timed.append({**row, **timing})
-    done: dict[tuple[str, str, str], Row] = {}
-    for key, work, what in asked:  # last: launches behind a trace are slower
-        for name, build in builds(ways, what).items():
-            with run.attempt(f"launches of {name}: {what}, {work.name}", (Exception,)):  # a compiler's may be any
-                done[key, what, name] = launched(run, build(work.parameters(run.device)).step)
+    arguments = str(run.device), run.quick, run.options.compile
+    done = counted_apart(run, launches, *arguments, by=("key", "what", "case"))
     yield from ({**row, **done.get((row["key"], row["what"], row["case"]), {})} for row in timed)
+
+
+def launches(device: str, quick: bool, slow: bool) -> Iterator[Row]:
+    """On a GPU in a process of its own: what a step of everybody launches; on a CPU the operators that it calls."""
+    run = Run(chosen_device(device), quick)
+    on_cpu = run.device.type == "cpu"
+    for key, work in works(quick or on_cpu).items():
+        for way in ways_of(on_cpu, slow):
+            with run.attempt(f"launches of {way.name}: {way.what}, {work.name}", (Exception,)):
+                counts = launched(run, way.build(work.parameters(run.device)).step)
+                yield {"key": key, "what": way.what, "case": way.name, **counts}
+
+
+def ways_of(on_cpu: bool, slow: bool) -> list[Way]:
+    """Those that are there, and that are not too slow."""
+    return [way for way in WAYS if (way.on_cpu or not on_cpu) and (slow or not way.slow)]
 
 
 def builds(ways: list[Way], what: str) -> dict[str, Build]:
@@ -203,11 +217,7 @@ def launched(run: Run, step: Callable[[], object]) -> dict[str, int | None]:
     """What one step launches, and the kernels that run; on a CPU the operators of torch that it calls."""
     if run.device.type == "cpu":
         return {"launches": None, "kernels": None, "operators": dispatched(step).total()}
-    try:
-        counts = counted(step)
-    except Incomplete as error:
-        run.leave_out(f"launches: {error}")
-        return {"launches": None, "kernels": None, "operators": None}
+    counts = counted(step)
     return {"launches": counts.launches, "kernels": counts.kernels, "operators": None}
 
 
@@ -247,13 +257,8 @@ def report(page: Page, rows: Rows) -> None:
     more: dict[str, Column] = {"host µs": "host", "operators": "operators",
         "wall µs (p10 to p90)": spread("wall"), "by": "clock"}  # fmt: skip
     page.detail.table(title, rows, {**columns, **more}, by=("key", "what", "device"))
-    page.picture(
-        "steps",
-        rows.where(key=GPT2),
-        PANELS,
-        "Clipping and scaling, inside of the step and beside it",
-        by=("work", "device"),
-    )
+    page.picture("steps", rows.where(key=GPT2), PANELS,
+        "Clipping and scaling, inside of the step and beside it", by=("work", "device"))  # fmt: skip
     page.bar("GPT-2, clip and step, of a copy of its bytes",
         rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "of_copy", at_most=1.07, unit="x")  # fmt: skip
     page.bar("GPT-2, clip and step, launches", rows.where(key=GPT2, what=CLIP, case=OURS, **GPU), "launches", at_most=3)

@@ -20,7 +20,7 @@ import torch
 
 from experiments.lab import Column, Page, Row, Rows, Run, formatted, over, series, spread
 from pagedopt import PagedAdamW
-from pagedopt.system.look.build import VARIABLE, compiled_look, is_wanted
+from pagedopt.system.look import VARIABLE, compiled_look, is_wanted
 
 #: The name of the experiment's note.
 NOTE = "fused_step"

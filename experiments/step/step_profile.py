@@ -49,10 +49,10 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     optimizer, fused = looking_in_python([{"params": params}]), torch.optim.AdamW(params, fused=True)
     optimizer.step()
     fused.step()
-    assert optimizer._launches is not None
-    (bucket,) = optimizer._launches.buckets
-    written = optimizer._prepare().updates[0].written
-    sweep, group = bucket.sweep, optimizer.param_groups[0]
+    assert optimizer._plan is not None
+    (launch,) = optimizer._plan.launches
+    written = optimizer._prepare().work[0].written
+    sweep, group = launch.sweep, optimizer.param_groups[0]
     grads = [p.grad for p in params]
     tables = PointerTable([params]), PointerTable([grads])
     step = [1.0]
@@ -60,7 +60,7 @@ def pieces(count: int, device: torch.device) -> dict[str, Callable[[], object]]:
     def run() -> None:
         step[0] += 1
         (beta1, beta2), given = group["betas"], {name: group[name] for name in ("lr", "eps", "weight_decay")}
-        sweep.run([bucket.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
+        sweep.run([launch.rule.uniforms({**given, "beta1": beta1, "beta2": beta2, "step": step[0]})])
 
     return {
         "step(), whole, looking in Python": optimizer.step,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..system.numba.compile_text import load
+from ..system.compile_text import load
 from ..tables.layout import HostTable, Span
 from ..tables.storage import POSITION_WORDS, StorageFormat
 from . import cpu_text, team

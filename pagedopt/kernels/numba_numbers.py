@@ -7,7 +7,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from ..system.numba.compile_text import turn_jit_on
+from ..system.compile_text import turn_jit_on
 
 turn_jit_on()  # before functions are decorated
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..system.numba.compile_text import with_disk_cache
+from ..system.compile_text import with_disk_cache
 from ..tables.layout import Span
 
 #: Elements that justify waking one more thread.

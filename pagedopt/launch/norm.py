@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from ..formats.floating import FLOAT64, known, of_dtype
-from ..tables.columns import has_memory, is_dense, is_fake
 from ..tables.layout import WORD, HostTable, Words
 from ..tables.storage import StorageFormat
+from ..tables.tensors import has_memory, is_dense, is_fake
 from ..transports.choose import TransportOption, shared
 from ..transports.transport import Transport
 from .sums import launch_sums

@@ -14,7 +14,7 @@ from ..formats.floating import FLOAT32, NUMBERS, of_dtype
 from ..formats.format import Column, Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic, width
-from ..paging.visits import WHOLE, Action, Launch, Mover, Span, passes
+from ..paging.visits import WHOLE, Action, Mover, Span, Update, passes
 from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system import internals
@@ -298,7 +298,7 @@ class Sweep:
                 return cpu.whole(kernel, self.table.host, threads)
             spans = []
             for action in steps:
-                if type(action) is Launch:
+                if type(action) is Update:
                     spans.append(action.span)
             return cpu.walks(kernel, self.table.host, spans, threads)
         kind = self.transport.kind(self.table.host)

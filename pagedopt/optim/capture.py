@@ -12,13 +12,12 @@ from ..placements.arena import Arena
 from ..system import internals
 from ..system.cuda import graphs
 from ..system.interrupts import Uninterrupted
-from ..tables.columns import Tensors, same_layout
-from ..tables.shards import is_sharded
+from ..tables.tensors import Tensors, is_sharded, same_layout
 from .clip import factor_of
 from .gather import Member, Members, members
-from .launch import Bucket
+from .launch import Launch
 from .numbers import DeviceNumbers
-from .plan import Plan, PreparedStep, put_state
+from .plan import Plan, Step, put_state
 from .rule_optimizer import RuleOptimizer, occurrences
 
 #: Transports whose tables are kernel arguments.
@@ -39,17 +38,17 @@ class CapturedStep:
         "_slots", "_transport",
     )  # fmt: skip
 
-    def __init__(self, step: PreparedStep, members: Members, slots: object = None) -> None:
+    def __init__(self, step: Step, members: Members, slots: object = None) -> None:
         optimizer, by_index = step.optimizer, {m.index: m for m in members.found}
         self._seen, self._slots, self._factor = step.plan.seen, slots, step.plan.factor
-        buckets = [update.bucket for update in step.updates]
-        self._launches = tuple([(bucket, tuple([by_index[i] for i in bucket.positions])) for bucket in buckets])
-        self._numbers = tuple([cast(DeviceNumbers, bucket.numbers) for bucket in buckets])
+        launches = [work.launch for work in step.work]
+        self._launches = tuple([(launch, tuple([by_index[i] for i in launch.positions])) for launch in launches])
+        self._numbers = tuple([cast(DeviceNumbers, launch.numbers) for launch in launches])
         self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
         self._groups = _groups(optimizer)
         self._known = {id(m.param) for _, of in self._launches for m in of}
         #: Parameters and gradients that the captured lists name.
-        self._read: tuple[Tensors, ...] = tuple([update.tensors for update in step.updates])
+        self._read: tuple[Tensors, ...] = tuple([update.tensors for update in step.work])
         self._transport = optimizer.transport
 
     def void(self, optimizer: RuleOptimizer) -> list[str]:
@@ -59,7 +58,7 @@ class CapturedStep:
         found, as_captured = [], self._seen.compare(optimizer) is not None
         if not as_captured and (_groups(optimizer) != self._groups or not self._seen.same_rules(optimizer)):
             return ["groups, their parameters, their rules or formats are others"]
-        for (bucket, of), addresses in zip(self._launches, self._addresses, strict=True):
+        for (launch, of), addresses in zip(self._launches, self._addresses, strict=True):
             for m in () if as_captured else of:
                 entry = optimizer.state.get(m.param, {})
                 replaced = [name for name, value in m.entry.items() if entry.get(name) is not value]
@@ -68,7 +67,7 @@ class CapturedStep:
             found += [
                 f"state {name!r} of parameter {m.index} has moved" for (m, name, t), at in state if t.data_ptr() != at
             ]
-            moved = bucket.sweep.table.moved([[m.param for m in of]])
+            moved = launch.sweep.table.moved([[m.param for m in of]])
             found += [f"parameter {of[i].index} has moved" for _, i in moved]
         for index, (_, _, p) in enumerate(occurrences(optimizer)):
             if id(p) not in self._known and p.grad is not None:
@@ -78,8 +77,8 @@ class CapturedStep:
     def changes(self, optimizer: RuleOptimizer) -> list[str]:
         """Return all changes since the captured step was told of any, in words."""
         found = self.void(optimizer)
-        for (bucket, of), numbers in () if found else zip(self._launches, self._numbers, strict=True):
-            moved = bucket.sweep.table.moved([(), [m.param.grad for m in of]])
+        for (launch, of), numbers in () if found else zip(self._launches, self._numbers, strict=True):
+            moved = launch.sweep.table.moved([(), [m.param.grad for m in of]])
             found += [f"the gradient of parameter {of[i].index} has moved" for _, i in moved]
             found += [f"{each} has changed" for each in numbers.differences(optimizer)]
             if not numbers.is_told:
@@ -100,15 +99,15 @@ class CapturedStep:
             )
         if void := self.void(optimizer):
             raise RuntimeError(f"this captured step is void: {'; '.join(void)}. Capture again")
-        for bucket, of in self._launches:
-            _check_gradients(bucket, of)
-        now = [bucket.tensors_of(of) for bucket, of in self._launches]
+        for launch, of in self._launches:
+            _check_gradients(launch, of)
+        now = [launch.tensors_of(of) for launch, of in self._launches]
         before, self._read = self._read, (*self._read, *now)  # both, until the list has been rewritten
-        for (bucket, _), numbers, tensors in zip(self._launches, self._numbers, now, strict=True):
-            bucket.follow(tensors)
+        for (launch, _), numbers, tensors in zip(self._launches, self._numbers, now, strict=True):
+            launch.follow(tensors)
             numbers.tell(optimizer, None)
-        for (bucket, _), numbers in zip(self._launches, self._numbers, strict=True):
-            index = bucket.sweep.device.index
+        for (launch, _), numbers in zip(self._launches, self._numbers, strict=True):
+            index = launch.sweep.device.index
             with torch.cuda.device(index):
                 numbers.publish(internals.current_stream(index))
         if self._factor is not None:
@@ -126,9 +125,9 @@ def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
     return [[*map(id, group["params"])] for group in optimizer.param_groups]
 
 
-def _check_gradients(bucket: Bucket, of: Sequence[Member]) -> None:
+def _check_gradients(launch: Launch, of: Sequence[Member]) -> None:
     """Raise an error if a captured kernel cannot read a gradient: TypeError for its dtype, else ValueError."""
-    captured = bucket.sweep.table.dtypes[1]
+    captured = launch.sweep.table.dtypes[1]
     for m in of:
         if (grad := m.param.grad) is None:
             continue
@@ -163,13 +162,13 @@ def capture(optimizer: RuleOptimizer) -> CapturedStep:
     with optimizer.store.slots_apart() as slots:
         on_device = functools.partial(_on_device, optimizer)
         plan, found, ready = Plan.of(optimizer, everyone, on_device, factor_of(optimizer, owned=True))
-        for bucket in plan.buckets:
-            _check_bucket(bucket, ready.arenas)
+        for launch in plan.launches:
+            _check_launch(launch, ready.arenas)
         step = plan.prepare(optimizer, found, ready)
         captured = CapturedStep(step, everyone, slots)
         with Uninterrupted(gives_way=True):
             graphs.keep_with_graph(internals.current_stream(torch.cuda.current_device()), captured)
-            step.launch()
+            step.carry_out()
             put_state(optimizer, plan.fresh)
     return captured
 
@@ -217,13 +216,13 @@ def _on_device(optimizer: RuleOptimizer, member: Member, shared: set[int]) -> bo
     return True
 
 
-def _check_bucket(bucket: Bucket, arenas: Sequence[Arena]) -> None:
-    if bucket.route is not None and not bucket.route.can_be_nodes(arenas):
+def _check_launch(launch: Launch, arenas: Sequence[Arena]) -> None:
+    if launch.route is not None and not launch.route.can_be_nodes(arenas):
         raise RuntimeError(
             "a step cannot be captured if a placement of your own moves its pages; use host_access='in_place', or a "
             "budget that keeps all state on the device"
         )
-    if not bucket.lists.as_they_are:
+    if not launch.lists.as_they_are:
         raise RuntimeError(
             "a step cannot be captured if parameters, gradients or state are complex, have gaps or differ in strides: "
             "each replay would need copies"

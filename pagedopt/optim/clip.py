@@ -12,9 +12,9 @@ import torch
 from ..launch.factor import Factor, factor_on
 from ..launch.sums import DeviceSquares, Squares, SquaresList, finish
 from ..system.internals import in_backward
-from ..tables.shards import is_sharded, local
+from ..tables.tensors import is_sharded, local
 from .gather import Member
-from .launch import Bucket, Update
+from .launch import Launch, Work
 from .numbers import HostNumbers
 from .rule_optimizer import RuleOptimizer, occurrences
 
@@ -107,7 +107,7 @@ def note_scaling(optimizer: RuleOptimizer) -> None:
         TypeError, AssertionError: see :meth:`Scaling.of`.
     """
     if Scaling.of(optimizer).given and not optimizer.scaled:
-        optimizer.scaled, optimizer._launches = True, None
+        optimizer.scaled, optimizer._plan = True, None
 
 
 def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | None:
@@ -136,7 +136,7 @@ class StepFactor:
         #: The factor on each device of the plan.
         self.factors: Factors = {}
         self._devices: list[Gradients] = []
-        self._buckets: tuple[Bucket, ...] = ()
+        self._launches: tuple[Launch, ...] = ()
         self._transport = optimizer.transport
         params = [p for _, _, p in occurrences(optimizer)]
         self._home = local(params[0]).device if params else torch.device("cpu")
@@ -149,12 +149,12 @@ class StepFactor:
         self.factors[device] = self._known[device]
         return self._known[device]
 
-    def bind(self, launches: Sequence[tuple[Bucket, Sequence[Member]]]) -> None:
+    def bind(self, launches: Sequence[tuple[Launch, Sequence[Member]]]) -> None:
         """Note whose gradients are clipped: those of all launches, of each parameter once, in the optimizer's order.
 
         Without any, their norm is 0 on the device of the first parameter.
         """
-        self._buckets = tuple([bucket for bucket, _ in launches])
+        self._launches = tuple([launch for launch, _ in launches])
         places: dict[int, tuple[Member, int, int]] = {}
         for k, (_, members) in enumerate(launches):
             for i, m in enumerate(members):
@@ -179,7 +179,7 @@ class StepFactor:
         return self._devices[0] if len(self._devices) == 1 and not self._meshes else None
 
     def prepare(self, optimizer: RuleOptimizer) -> FactorUpdate:
-        """Return the factor of a step whose updates are prepared; nothing changes.
+        """Return the factor of a step whose work is prepared; nothing changes.
 
         Raises:
             TypeError, AssertionError: see :meth:`Scaling.of`.
@@ -195,10 +195,10 @@ class StepFactor:
                     "call step() there; or set max_grad_norm to None"
                 )
             for each in self._devices:
-                each.prepare(self._buckets)
+                each.prepare(self._launches)
         return FactorUpdate(self, scaling, max_norm)
 
-    def launch(self, scaling: Scaling, max_norm: float | None) -> None:
+    def compute(self, scaling: Scaling, max_norm: float | None) -> None:
         """Compute the factor on each device, on its current stream.  With DTensors it is a collective call."""
         for factor in self.factors.values():
             factor.clip_to(max_norm)
@@ -226,7 +226,7 @@ class StepFactor:
             factor.clip_to(optimizer.max_grad_norm)
         if optimizer.max_grad_norm is not None:
             for each in self._devices:
-                each.prepare(self._buckets)
+                each.prepare(self._launches)
                 if isinstance(each.squares, DeviceSquares):
                     each.squares.publish()
 
@@ -249,27 +249,27 @@ class FactorUpdate(NamedTuple):
     scaling: Scaling
     max_norm: float | None
 
-    def launch(self, optimizer: RuleOptimizer, updates: tuple[Update, ...]) -> tuple[Update, ...]:
-        """Compute it on the current stream, and return the updates that the host does not leave out.
+    def compute(self, optimizer: RuleOptimizer, work: tuple[Work, ...]) -> tuple[Work, ...]:
+        """Compute it on the current stream, and return the work that the host does not leave out.
 
         Where a gradient is infinite the device leaves out what it counts itself.  What the host counts (on a CPU; on a
         GPU only numbers that no device can count) is left out here, which waits for ``found_inf``.
         """
-        self.factor.launch(self.scaling, self.max_norm)
+        self.factor.compute(self.scaling, self.max_norm)
         if self.max_norm is not None:
             optimizer.clipped_by = self.factor.factors
         if (found_inf := self.scaling.found_inf) is None:
-            return updates
-        counted = [isinstance(update.bucket.numbers, HostNumbers) for update in updates]
+            return work
+        counted = [isinstance(each.launch.numbers, HostNumbers) for each in work]
         if not any(counted) or not float(found_inf):
-            return updates
-        return tuple([update for update, on_host in zip(updates, counted, strict=True) if not on_host])
+            return work
+        return tuple([each for each, on_host in zip(work, counted, strict=True) if not on_host])
 
 
 class _Place(NamedTuple):
-    """Where a gradient is: the number of its bucket, its position there; the mesh over which its squares are added."""
+    """Where a gradient is: the number of its launch, its position there; the mesh over which its squares are added."""
 
-    bucket: int
+    launch: int
     position: int
     mesh: Mesh | None
 
@@ -291,20 +291,20 @@ class Gradients:
         self._rows: list[npt.NDArray[np.int64]] = []
         self.squares: Squares
 
-    def prepare(self, buckets: Sequence[Bucket]) -> None:
-        """Take the addresses that the tables of buckets have."""
-        tables = [bucket.sweep.table for bucket in buckets]
+    def prepare(self, launches: Sequence[Launch]) -> None:
+        """Take the addresses that the tables of launches have."""
+        tables = [launch.sweep.table for launch in launches]
         dtypes = [table.dtypes[1] or table.dtypes[0] for table in tables]
         if dtypes != self._made_for:  # where there was no gradient so far, that of its parameters was assumed
-            self._make(buckets, dtypes)
+            self._make(launches, dtypes)
             self._made_for = dtypes
         found = np.concatenate([table.column(1) for table in tables]) if tables else np.zeros(0, np.uint64)
         for each, rows in zip(self.squares.lists, self._rows, strict=True):
             each.take(found[rows])
 
     def cells(self) -> dict[int, tuple[int, int]]:
-        """Return, for the rows of all buckets, which list of squares that has chunks holds a gradient's address, and in
-        which word."""
+        """Return for the rows of all launches which list of squares, of those with chunks, holds a gradient's address,
+        and in which word."""
         found: dict[int, tuple[int, int]] = {}
         lists = [(x.table.row_words, rows) for x, rows in zip(self.squares.lists, self._rows, strict=True) if x.chunks]
         for i, (words, rows) in enumerate(lists):
@@ -312,16 +312,16 @@ class Gradients:
             found.update((row, (i, at + stride * k)) for k, row in enumerate(rows.tolist()))
         return found
 
-    def _make(self, buckets: Sequence[Bucket], dtypes: Sequence[torch.dtype | None]) -> None:
-        tables = [bucket.sweep.table for bucket in buckets]
+    def _make(self, launches: Sequence[Launch], dtypes: Sequence[torch.dtype | None]) -> None:
+        tables = [launch.sweep.table for launch in launches]
         first = np.cumsum([0, *map(len, tables)])
         numels = np.concatenate([np.array(table.numels, np.int64) for table in tables] or [np.zeros(0, np.int64)])
         self._rows, parts = [], []
         for places in self._parts:
             by_dtype: dict[torch.dtype, list[int]] = {}
             for place in places:
-                if (dtype := dtypes[place.bucket]) is not None:
-                    by_dtype.setdefault(dtype, []).append(int(first[place.bucket]) + place.position)
+                if (dtype := dtypes[place.launch]) is not None:
+                    by_dtype.setdefault(dtype, []).append(int(first[place.launch]) + place.position)
             self._rows += [np.array(rows, np.int64) for rows in by_dtype.values()]
             parts.append([SquaresList(dtype, numels[rows]) for dtype, rows in by_dtype.items()])
         on_cpu = self.device.type == "cpu"

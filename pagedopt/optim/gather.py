@@ -17,9 +17,17 @@ from ..rules import Rule
 from ..rules.rule import check_rule
 from ..system.warn import warn_once
 from ..tables.checks import DtypeError
-from ..tables.columns import is_fake, same_layout
-from ..tables.misfit import misfit
-from ..tables.shards import first_element, is_partial, is_sharded, local, local_grad, placement_of
+from ..tables.tensors import (
+    first_element,
+    is_fake,
+    is_partial,
+    is_sharded,
+    local,
+    local_grad,
+    misfit,
+    placement_of,
+    same_layout,
+)
 from ..transports.choose import DEFAULT
 from .class_checks import check_update
 from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like

@@ -12,8 +12,7 @@ from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
 from ..placements.arena import Arena
 from ..tables.checks import LayoutError
-from ..tables.columns import Tensors, has_memory, is_dense, same_layout
-from ..tables.shards import first_element, local
+from ..tables.tensors import Tensors, first_element, has_memory, is_dense, local, same_layout
 from ..transports.by_value import StructTransport
 from ..transports.choose import TransportOption, create
 from .gather import Grads, Member
@@ -27,10 +26,10 @@ from .seen import Found, Picks, Positions
 _T = TypeVar("_T")
 
 
-class Bucket:
+class Launch:
     """The parameters of one launch: their pointer table, and all else that stays the same from step to step.
 
-    A bucket keeps no parameter, gradient or state alive: :meth:`prepare` is given the tensors.
+    It keeps no parameter, gradient or state alive: :meth:`prepare` is given the tensors.
 
     Args:
         members: the parameters. All have one rule, and in each list one format.
@@ -121,12 +120,12 @@ class Bucket:
 
     @property
     def counts_anew(self) -> bool:
-        """Whether steps are counted here alone: a bucket that takes its place begins to count."""
+        """Whether steps are counted here alone: a launch that takes its place begins to count."""
         numbers = self.numbers
         return isinstance(numbers, HostNumbers) and any(isinstance(s, UnsavedStepCounts) for s in numbers.states)
 
     def tensors_of(self, members: Sequence[Member]) -> Tensors:
-        """Return ``tensors`` of :meth:`prepare` for this bucket's members: parameters, gradients, state by column."""
+        """Return ``tensors`` of :meth:`prepare` for these members: parameters, gradients, state by column."""
         state = [m.entry[key] for key in self.keys for m in members]
         grads = [None if self._comes else m.param.grad for m in members]
         return (*(m.param for m in members), *grads, *state)
@@ -147,7 +146,7 @@ class Bucket:
         stamp, tensors = table.host.stamp, (*rows(found.params), *rows(found.grads))
         return table.look(self.lists.as_seen(tensors, {})) and table.host.stamp == stamp
 
-    def prepare(self, optimizer: RuleOptimizer, found: Found, ahead: Ahead, shards: Grads) -> Update | None:
+    def prepare(self, optimizer: RuleOptimizer, found: Found, ahead: Ahead, shards: Grads) -> Work | None:
         """Return this launch of a step, with current addresses, numbers and hyperparameters; None: no gradients.
 
         Args:
@@ -158,7 +157,7 @@ class Bucket:
         Raises:
             RuntimeError: parameters were made in ``torch.inference_mode``, and this is outside of it (as torch).
             ValueError, TypeError, CompileError: see :meth:`PointerTable.refresh` and :meth:`Sweep.ready`.
-            ValueError: gradients come one by one, and parameters are not as they were; make the bucket anew.
+            ValueError: gradients come one by one, and parameters are not as they were; make the launch anew.
         """
         if self._inference and not torch.is_inference_mode_enabled():
             raise RuntimeError(
@@ -186,11 +185,11 @@ class Bucket:
         ready = sweep.ready(plan)
         if len(now.sets):
             sweep.set_scalars(now.sets, now.seeds)
-        return Update(self, ready, table.host.stamp, tensors, seen, absent[:], now.counts, now.sets, plan, written)
+        return Work(self, ready, table.host.stamp, tensors, seen, absent[:], now.counts, now.sets, plan, written)
 
     def _prepare_coming(
         self, optimizer: RuleOptimizer, tensors: Tensors, numbers: NumberTensors, ahead: Ahead
-    ) -> Update | None:
+    ) -> Work | None:
         """:meth:`prepare` before the gradients are there: numbers are those of a step that all of them take."""
         sweep, table, on_host = self.sweep, self.sweep.table, self.numbers
         if not self.takes_them_one_by_one or not isinstance(on_host, HostNumbers):
@@ -202,7 +201,7 @@ class Bucket:
         now = on_host.prepare(optimizer, numbers, ahead, absent=[])
         ready = sweep.ready(())
         sweep.set_scalars(now.sets, now.seeds)
-        return Update(self, ready, table.host.stamp, tensors, seen, [], now.counts, now.sets, (), ())
+        return Work(self, ready, table.host.stamp, tensors, seen, [], now.counts, now.sets, (), ())
 
     def follow(self, tensors: Tensors) -> None:
         """Write today's addresses into the table of a captured launch.
@@ -247,13 +246,13 @@ class Bucket:
         return tuple([t for t in written if not t.is_inference()])
 
 
-class Update(NamedTuple):
+class Work(NamedTuple):
     """One launch over all rows; or, if state is away, one for the rows at hand and one per page that visits the device.
 
-    It keeps alive what it reads and writes until it is dropped.  Nothing changes before :meth:`launch`.
+    It keeps alive what it reads and writes until it is dropped.  Nothing changes before :meth:`run`.
 
     Attributes:
-        bucket: whose launch it is.
+        launch: whose work it is.
         ready: the compiled kernel.
         stamp: the table's stamp when this was prepared.
         tensors: parameters, gradients (None: absent) and, if needed, state, list by list.
@@ -265,7 +264,7 @@ class Update(NamedTuple):
         written: tensors whose version counters go up.
     """
 
-    bucket: Bucket
+    launch: Launch
     ready: Any
     stamp: int
     tensors: Tensors
@@ -279,21 +278,21 @@ class Update(NamedTuple):
     @property
     def sweep(self) -> Sweep:
         """The rule and its pointer table."""
-        return self.bucket.sweep
+        return self.launch.sweep
 
     @property
     def lists(self) -> KernelViews:
         """How kernels see the tensors."""
-        return self.bucket.lists
+        return self.launch.lists
 
     @property
     def route(self) -> Route | None:
         """Of the rows through pages; None: all state is updated where it lies."""
-        return self.bucket.route
+        return self.launch.route
 
-    def launch(self, arenas: Sequence[Arena]) -> None:
+    def run(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
-        sweep, lists, route = self.bucket.sweep, self.bucket.lists, self.bucket.route
+        sweep, lists, route = self.launch.sweep, self.launch.lists, self.launch.route
         if lists.direct and route is not None:
             route.launch(sweep, self.plan, arenas, self.ready)
         elif lists.direct:
@@ -307,10 +306,10 @@ class Update(NamedTuple):
         """Launch, and yield behind each launch (see :meth:`Sweep.passes`); the step is not counted.
 
         Args:
-            arenas: see :meth:`launch`.
+            arenas: see :meth:`run`.
             whole: launch as a graph does, which moves all pages.
         """
-        sweep, lists, route = self.bucket.sweep, self.bucket.lists, self.bucket.route
+        sweep, lists, route = self.launch.sweep, self.launch.lists, self.launch.route
         if not lists.direct:
             lists.fill(self.tensors)
         mover = None if route is None else route.mover(arenas)

@@ -10,8 +10,7 @@ import torch
 
 from ..formats.sixteen import PARAM
 from ..system.warn import warn_once
-from ..tables.misfit import misfit
-from ..tables.shards import local
+from ..tables.tensors import local, misfit
 from .columns import HOST, decode
 from .plan import preallocate
 from .rule_optimizer import RuleOptimizer, check_whole, occurrences

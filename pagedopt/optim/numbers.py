@@ -108,7 +108,7 @@ def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str,
     return Pattern(list(absent), tuple(parts), sets, leaders, len(rows))
 
 
-#: One name of numbers (as "step") over a bucket: (what reads and writes them, their tensors, their new values).
+#: One name of numbers (as "step") over a launch: (what reads and writes them, their tensors, their new values).
 Count = tuple[ScalarState, NumberTensors, Values | float]
 
 
@@ -184,7 +184,7 @@ class HostNumbers:
         """Return the numbers of this launch of a step.
 
         Args:
-            numbers: see :meth:`Bucket.numbers_of`.
+            numbers: see :meth:`Launch.numbers_of`.
             ahead: see :meth:`ScalarState.read`.
             known: see :func:`uniforms_of`; None: nothing is known.
             absent: indices of parameters that take no step; None: those that the table skips.
@@ -240,7 +240,7 @@ def groups_of(members: Sequence[Member]) -> tuple[int, ...]:
 def number_states(
     optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int]
 ) -> tuple[tuple[str, ScalarState, slice], ...]:
-    """Return (name, numbers, where their tensors are among all numbers of the bucket) for each name."""
+    """Return (name, numbers, where their tensors are among all numbers of the launch) for each name."""
     rule, count = members[0].rule, len(members)
     found = []
     for i, name in enumerate(members[0].numbers):
@@ -312,7 +312,7 @@ class DeviceNumbers:
         """Write what the prologue reads: constants, and addresses of hyperparameters, step counts and own numbers.
 
         Args:
-            numbers: see :meth:`Bucket.numbers_of`; None: they lie where the device was told.
+            numbers: see :meth:`Launch.numbers_of`; None: they lie where the device was told.
 
         Raises:
             KeyError, ValueError, TypeError: see :func:`~.hyperparameters.scalars_of`.

@@ -22,9 +22,8 @@ from ..placements.store import Store
 from ..system.cuda import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.log import log
 from ..system.state_lost import StateLost
-from ..system.warn import outside
+from ..system.warn import log, outside
 from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
@@ -34,6 +33,7 @@ from .class_checks import (
     check_initial,
     check_rules,
     check_scalars,
+    has_more,
     keys_read,
     warn_of_many,
     warn_of_unread,
@@ -52,7 +52,7 @@ from .overlap.hooks import known
 from .overlap.overlap import Overlap, OverlapReport
 from .overlap.watch import Watch
 from .overlap.within import UNCLIPPABLE, Within
-from .plan import NO_SHARDS, PreparedStep, grads_of_shards, preallocate, prepare_anew
+from .plan import NO_SHARDS, Step, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
 from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
@@ -148,6 +148,7 @@ class PagedOptimizer(RuleOptimizer):
         super().__init__(params, defaults)
         if self.known_rules():
             check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
+        warn_of_many(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -168,7 +169,7 @@ class PagedOptimizer(RuleOptimizer):
         if not restored:
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
-        self._lock, self._quick, self._captures, self._launches = OptimizerLock(), QuickSteps(), [], None
+        self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
         vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
         self.max_grad_norm = chosen["max_grad_norm"]
@@ -224,10 +225,10 @@ class PagedOptimizer(RuleOptimizer):
         if self._captured():
             return
         masters.look_for_writes(self)
-        before, step = self._launches, self._prepare()
+        before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
-        done = self._launches = step.run() if self._overlap is None else self._overlap.take(step)
+        done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
         masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
@@ -256,7 +257,7 @@ class PagedOptimizer(RuleOptimizer):
         _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"
     )
 
-    def _prepare(self) -> PreparedStep:
+    def _prepare(self) -> Step:
         """Prepare a step from state and groups as they are now: all checks and allocations, but no launch."""
         store, changed = self.store, None
         if store.limits.budget.auto:
@@ -264,7 +265,7 @@ class PagedOptimizer(RuleOptimizer):
                 store.remeasure_auto()
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
-        ready, known, found, shards = store.make_ready(), self._launches, None, NO_SHARDS
+        ready, known, found, shards = store.make_ready(), self._plan, None, NO_SHARDS
         if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
             known = None  # multiplies_gradients, written out, was another when the last step began
         if known is not None and known.residents == ready.residents:
@@ -276,7 +277,7 @@ class PagedOptimizer(RuleOptimizer):
                 return known.prepare(self, found, ready, shards)
             except (ValueError, TypeError) as error:  # a tensor has changed; preparing anew may accept it
                 changed = error.with_traceback(None)
-        self._launches = None
+        self._plan = None
         try:
             return prepare_anew(self, shards)
         except Exception as error:
@@ -316,7 +317,7 @@ class PagedOptimizer(RuleOptimizer):
         except BaseException:
             self.param_groups.pop()
             raise
-        warn_of_many(self)
+        has_more(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -358,7 +359,7 @@ class PagedOptimizer(RuleOptimizer):
             raise
         finally:
             if before != [(arena, arena.resident) for arena in self.store.arenas]:
-                self._launches = None
+                self._plan = None
                 tell(self, why, places, time.perf_counter() - begin)
 
     # --- state dicts and copies
@@ -525,7 +526,7 @@ class PagedOptimizer(RuleOptimizer):
         if options := state.pop("_options", None):
             self._configure(options, restored=True)
         super().__setstate__(state)
-        self._launches, self._quick = None, QuickSteps(vars(self).get("_quick"))
+        self._plan, self._quick = None, QuickSteps(vars(self).get("_quick"))
         for group in self.param_groups:
             rename_rounding(group, warn=False)
         for _, group, p in occurrences(self) if options else ():  # pickled before squares in float16 were refused
@@ -559,7 +560,7 @@ class PagedOptimizer(RuleOptimizer):
         budget.check_unit()
         self._refuse_moves(f"set_device_budget({device_budget!r})")
         self.store.check_budget(budget, state)
-        self._launches = None
+        self._plan = None
         self.store.forget(state)
         del state
         with self._moving(f"set_device_budget({device_budget!r})"):
@@ -735,7 +736,7 @@ class PagedOptimizer(RuleOptimizer):
         if overlap is not None:
             overlap.detach()
             self.first_use = {}
-            self._launches = None
+            self._plan = None
             overlap.tell_misuse()
 
     @locked

@@ -19,7 +19,7 @@ from ..placements.movers import NodeMover, Ring, Staged
 from ..system import internals
 from ..system.cuda.driver import CudaError, Event
 from ..system.cuda.nodes import BuiltGraph, Nodes
-from ..system.log import log
+from ..system.warn import log
 from ..tables.layout import HostTable
 from ..transports.transport import argument_at
 

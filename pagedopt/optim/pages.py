@@ -17,7 +17,7 @@ from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, plan
 from ..placements.arena import Arena
 from ..placements.movers import NodeMover, Slots, slot_offset
-from ..placements.ready_arenas import find
+from ..placements.state import find
 from ..placements.store import Store
 from ..system import internals
 from ..system.cuda import graphs

@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 
 from ..formats.floating import known, real_dtype
 from ..formats.format import Format
-from ..placements.ready_arenas import ReadyArenas
+from ..placements.state import ReadyArenas
 from ..rules.rule import check_rule
 from ..system.interrupts import Uninterrupted
-from ..system.look.build import compiled_look
-from ..tables.columns import is_dense
-from ..tables.shards import local
+from ..system.look import compiled_look
+from ..tables.tensors import is_dense, local
 from .class_checks import check_update
 from .clip import FactorUpdate, StepFactor, factor_of
 from .columns import state_columns
 from .gather import Grads, Member, Members, create, members, reduced, sharded
-from .launch import Bucket, Update
+from .launch import Launch, Work
 from .numbers import DeviceNumbers
 from .rule_optimizer import RuleOptimizer, number_names, whole
 from .scalars import Ahead
@@ -38,7 +37,7 @@ class Plan(NamedTuple):
 
     Attributes:
         seen: the objects.
-        buckets: the launches, each with its table.
+        launches: they, each with its table.
         residents: how many pages of each arena were on the device.
         sharded: indices of parameters that are DTensors.
         factor: by what gradients are multiplied; None: they are taken as they are.
@@ -46,7 +45,7 @@ class Plan(NamedTuple):
     """
 
     seen: Seen
-    buckets: tuple[Bucket, ...]
+    launches: tuple[Launch, ...]
     residents: tuple[int, ...]
     sharded: tuple[int, ...]
     factor: StepFactor | None
@@ -72,10 +71,10 @@ class Plan(NamedTuple):
             on_device: whether a member's numbers stay on the device.
             factor: by what gradients are multiplied, if they are.
             shards: local gradients of DTensors.
-            turns: see :class:`Bucket`.
+            turns: see :class:`Launch`.
 
         Raises:
-            ValueError, TypeError: tensors do not fit together; see :class:`Bucket`.
+            ValueError, TypeError: tensors do not fit together; see :class:`Launch`.
             MemoryError, torch.OutOfMemoryError: there is no room for new state.
         """
         fresh = tuple([m for m in members.found if m.is_new or m.missing or m.moved])
@@ -87,15 +86,16 @@ class Plan(NamedTuple):
         launches = []
         for stays, shared, part in _partition(optimizer, members.found, on_device):
             its_factor = None if factor is None else factor.on(part[0].shard.device)
-            launches.append((Bucket(optimizer, part, positions, shared, shards, stays, its_factor, turns), part))
+            launches.append((Launch(optimizer, part, positions, shared, shards, stays, its_factor, turns), part))
         if factor is not None:
             factor.bind(launches)
-        buckets = tuple([bucket for bucket, _ in launches])
-        return cls(seen, buckets, ready.residents, members.sharded, factor, fresh), found, ready
+        return (
+            cls(seen, tuple([launch for launch, _ in launches]), ready.residents, members.sharded, factor, fresh),
+            found,
+            ready,
+        )
 
-    def prepare(
-        self, optimizer: RuleOptimizer, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS
-    ) -> PreparedStep:
+    def prepare(self, optimizer: RuleOptimizer, found: Found, ready: ReadyArenas, shards: Grads = NO_SHARDS) -> Step:
         """Prepare a step over the tensors that were ``found``; the optimizer does not change.
 
         Raises:
@@ -103,17 +103,17 @@ class Plan(NamedTuple):
             CompileError: the kernel cannot be compiled.
         """
         ahead: Ahead = {}
-        updates = []
-        for bucket in self.buckets:
-            if (update := bucket.prepare(optimizer, found, ahead, shards)) is not None:
-                updates.append(update)
+        work = []
+        for launch in self.launches:
+            if (its_work := launch.prepare(optimizer, found, ahead, shards)) is not None:
+                work.append(its_work)
         factor = None if self.factor is None else self.factor.prepare(optimizer)
-        return PreparedStep(optimizer, tuple(updates), self, ready, factor)
+        return Step(optimizer, tuple(work), self, ready, factor)
 
     def still_holds(self, optimizer: RuleOptimizer) -> bool:
         """Return whether all tensors are what the tables were made for and lie where the tables say."""
         found = self.seen.compare(optimizer)
-        return found is not None and all(bucket.still_holds(found) for bucket in self.buckets)
+        return found is not None and all(launch.still_holds(found) for launch in self.launches)
 
 
 def _partition(
@@ -181,30 +181,30 @@ def _take_turns(members: Iterable[Member], memory: Sequence[int]) -> None:
         free.update(dict.fromkeys(uses, member.turn + 1))
 
 
-class PreparedStep(NamedTuple):
+class Step(NamedTuple):
     """A step after all checks, allocations and compilation, before its launches.  The optimizer is still unchanged.
 
     It is a value: it may be printed, run later, or dropped.
 
     Attributes:
         optimizer: whose step it is.
-        updates: the launches, in their order.
+        work: of the launches, in their order.
         plan: whose step it is, too.
         ready: the arenas of state, and how many of their pages are resident.
         factor: by what gradients are multiplied; None: they are taken as they are.
     """
 
     optimizer: RuleOptimizer
-    updates: tuple[Update, ...]
+    work: tuple[Work, ...]
     plan: Plan
     ready: ReadyArenas
     factor: FactorUpdate | None = None
 
-    def run(self, launch: Callable[[PreparedStep], object] | None = None) -> Plan:
+    def run(self, queue: Callable[[Step], object] | None = None) -> Plan:
         """Take the step.  Once its first launch has begun, it is finished and counted before a signal is handled.
 
         Args:
-            launch: carries the updates out, or queues them, and counts them; None: now, on the current stream.
+            queue: queues the work, and counts it; None: it is carried out now, on the current stream.
 
         Returns:
             the plan of the next steps.
@@ -213,14 +213,14 @@ class PreparedStep(NamedTuple):
             RuntimeError: another step has been prepared since, with other numbers or tensors; nothing was done.
             BaseException: a launch failed, or a second Ctrl-C came in the middle; the optimizer is then damaged.
         """
-        for update in self.updates:
-            if update.bucket.sweep.table.host.stamp != update.stamp:
+        for each in self.work:
+            if each.launch.sweep.table.host.stamp != each.stamp:
                 raise RuntimeError("another step was prepared since; prepare this one again")
-            update.bucket.sweep.begun = False
+            each.launch.sweep.begun = False
         fresh = self.plan.fresh
         with Uninterrupted(gives_way=True), whole(self.optimizer, "a step", self._begun):
             try:
-                if self.launch(launch) and fresh:  # a first step that is left out leaves no state, as torch's default
+                if self.carry_out(queue) and fresh:  # a first step that is left out leaves no state, as torch's default
                     put_state(self.optimizer, fresh)
             except BaseException:
                 if self._begun():  # it may hold new values: the next step must not take it for state of zeros
@@ -228,21 +228,21 @@ class PreparedStep(NamedTuple):
                 raise
         return self.plan._replace(fresh=()) if fresh else self.plan
 
-    def launch(self, launch: Callable[[PreparedStep], object] | None = None) -> bool:
-        """Compute the factor, and launch (see :meth:`run`); return whether there was anything to launch."""
-        updates = self.updates
+    def carry_out(self, queue: Callable[[Step], object] | None = None) -> bool:
+        """Compute the factor, and do the work, or queue it (see :meth:`run`); return whether there was any."""
+        work = self.work
         if self.factor is not None:  # first: a step under the forward forks from the current stream then
-            updates = self.factor.launch(self.optimizer, updates)
-        if launch is not None and updates:
-            launch(self if updates is self.updates else self._replace(updates=updates))
+            work = self.factor.compute(self.optimizer, work)
+        if queue is not None and work:
+            queue(self if work is self.work else self._replace(work=work))
         else:
-            for update in updates:
-                update.launch(self.ready.arenas)
-        return bool(updates)
+            for each in work:
+                each.run(self.ready.arenas)
+        return bool(work)
 
     def _begun(self) -> bool:
         """Whether a launch has begun: part of the state may be new."""
-        return any(update.bucket.sweep.begun for update in self.updates)
+        return any(each.launch.sweep.begun for each in self.work)
 
 
 class Coming(NamedTuple):
@@ -257,15 +257,15 @@ class Coming(NamedTuple):
     turns: Mapping[int, int]
 
 
-def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None = None) -> PreparedStep:
+def prepare_anew(optimizer: RuleOptimizer, shards: Grads, coming: Coming | None = None) -> Step:
     """Prepare a step for the current contents of state and groups, and make the state that is missing.
 
     Args:
         coming: gradients that are not there yet; None: all are.  Such a step has no factor, and is not to be run: its
-            updates are those of parameters that can be updated one by one.
+            work is that of parameters that can be updated one by one.
 
     Raises:
-        KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Bucket`.
+        KeyError, RuntimeError, ValueError, TypeError: see :func:`members` and :class:`Launch`.
         MemoryError, torch.OutOfMemoryError: there is no room for new state.
         CompileError: a kernel cannot be compiled.
     """
@@ -333,8 +333,8 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
         return
     everyone = Members(found, [], (), (), ())
     plan, *_ = Plan.of(optimizer, everyone, on_device(optimizer), factor_of(optimizer))
-    for bucket in plan.buckets:
-        bucket.compile()
+    for launch in plan.launches:
+        launch.compile()
     if plan.factor is not None:
         plan.factor.prepare(optimizer)
     store = optimizer.store

@@ -19,9 +19,9 @@ from ..system import internals
 from ..system.cuda import virtual
 from ..system.cuda.driver import CudaError, check_code
 from ..system.interrupts import Uninterrupted
-from ..system.look.build import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
+from ..system.look import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
 from .clip import Scaling
-from .launch import Bucket
+from .launch import Launch
 from .numbers import HostNumbers
 from .plan import Plan
 from .quick_launch import QuickClip, QuickLaunch, TableLaunch
@@ -61,11 +61,11 @@ class QuickStep:
 
     def __init__(self, optimizer: RuleOptimizer, known: Plan, extension: Any) -> None:
         groups, store = optimizer.param_groups, optimizer.store
-        buckets = [bucket for bucket in known.buckets if len(bucket.sweep.table.absent) < bucket.count]
-        devices = {bucket.sweep.device for bucket in buckets}
-        if len(devices) != 1 or not all(map(_serves, buckets)) or any(group.get("capturable") for group in groups):
+        launches = [launch for launch in known.launches if len(launch.sweep.table.absent) < launch.count]
+        devices = {launch.sweep.device for launch in launches}
+        if len(devices) != 1 or not all(map(_serves, launches)) or any(group.get("capturable") for group in groups):
             raise _LongWay
-        (device,), elements = devices, sum(sum(bucket.sweep.table.numels) for bucket in buckets)
+        (device,), elements = devices, sum(sum(launch.sweep.table.numels) for launch in launches)
         self._on_cpu, self._index, self._threads = device.type == "cpu", device.index, torch.get_num_threads()
         can = elements <= MAX_ELEMENTS if self._on_cpu else extension.finds_driver()
         if not can or known.sharded or store.limits.budget.auto:
@@ -76,24 +76,24 @@ class QuickStep:
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
         self._asks = depends or mapping or format_of is not RuleOptimizer.state_format_of
         #: By which gradients are multiplied.
-        self._factor = buckets[0].sweep.factor
+        self._factor = launches[0].sweep.factor
         self._clip, squares = None, {}
         if known.factor is not None and optimizer.max_grad_norm is not None:
             if (gradients := known.factor.alone) is None:
                 raise _LongWay
             self._clip, squares = QuickClip(gradients, known.factor.factors[device]), gradients.cells()
-        first = dict(zip(known.buckets, accumulate((b.count for b in known.buckets), initial=0), strict=False))
+        first = dict(zip(known.launches, accumulate((b.count for b in known.launches), initial=0), strict=False))
         rows = [(-1, 0, 0, 0, -1, 0)] * sum(len(group["params"]) for group in groups)
         counted: list[tuple[int, list[int]]] = []
         self._launches: list[QuickLaunch] = []
-        for i, bucket in enumerate(buckets):
-            table = bucket.sweep.table
-            here = np.delete(np.arange(bucket.count), table.absent)
+        for i, launch in enumerate(launches):
+            table = launch.sweep.table
+            here = np.delete(np.arange(launch.count), table.absent)
             cells, stored = (each[here].tolist() for each in table.words_of_addresses(_GRADS))
             at = table.addresses_of(0)
             for row, cell, copy in zip(here.tolist(), cells, stored, strict=True):
-                rows[bucket.positions[row]] = i, at[row], cell, copy, *squares.get(first[bucket] + row, (-1, 0))
-            self._launches.append(QuickLaunch(bucket, len(counted), here if table.absent else None))
+                rows[launch.positions[row]] = i, at[row], cell, copy, *squares.get(first[launch] + row, (-1, 0))
+            self._launches.append(QuickLaunch(launch, len(counted), here if table.absent else None))
             for state in self._launches[-1].states:
                 if (found := state.addresses()) is None:
                     raise _LongWay
@@ -116,7 +116,7 @@ class QuickStep:
         """Prepare numbers for the step, from today's groups.
 
         Returns:
-            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look.build`).
+            ``DONE``; or why this is no quick step (see :mod:`pagedopt.system.look`).
 
         Raises:
             Exception: what groups, rules and numbers raise.
@@ -164,7 +164,7 @@ class QuickStep:
 
     def _still_holds(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
-        if optimizer._launches is not self._known or self._known.seen.dead or self._forked is not team.forked:
+        if optimizer._plan is not self._known or self._known.seen.dead or self._forked is not team.forked:
             return False
         clip = self._clip
         if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):
@@ -202,7 +202,7 @@ class QuickStep:
 
     def _run(self, optimizer: RuleOptimizer) -> int:
         for each in self._launches:
-            if not each.bucket.sweep.table.begin_writing():
+            if not each.of.sweep.table.begin_writing():
                 return ANEW  # an interrupt came behind a look: the long way writes the table again
         found: int = self._look.step(optimizer.param_groups, optimizer.state)
         for table in self._tables:
@@ -221,10 +221,10 @@ class QuickStep:
         return found
 
 
-def _serves(bucket: Bucket) -> bool:
-    """Whether a bucket is one launch, over rows where they lie, with numbers of the host."""
-    sweep, numbers = bucket.sweep, bucket.numbers
-    if not (bucket.as_it_is and bucket.route is None and sweep.table.whole_rows):
+def _serves(launch: Launch) -> bool:
+    """Whether a launch is one, over rows where they lie, with numbers of the host."""
+    sweep, numbers = launch.sweep, launch.numbers
+    if not (launch.as_it_is and launch.route is None and sweep.table.whole_rows):
         return False
     if not isinstance(numbers, HostNumbers) or numbers.takes_tensors:
         return False
@@ -279,7 +279,7 @@ class QuickSteps:
         finally:
             if found == ANEW and self.step is step:
                 if step.finds_other_layout(optimizer):  # which Python's look may not notice
-                    optimizer._launches = None
+                    optimizer._plan = None
                 self.step, self._equal = None, 0
                 self.patience.lost()
             self.patience.served += found == DONE

@@ -10,10 +10,10 @@ import torch
 from ..kernels import cpu, cuda
 from ..launch.factor import Factor
 from ..launch.sums import total_at
-from ..system.look.build import DONE, IN_USE
+from ..system.look import DONE, IN_USE
 from ..tables.layout import HostTable
 from .clip import Gradients
-from .launch import Bucket
+from .launch import Launch
 from .numbers import HostNumbers, KnownScalars, scalars_of
 from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead
@@ -84,21 +84,21 @@ class QuickLaunch(TableLaunch):
     """A launch that updates parameters, and the numbers that its table is given in each step.
 
     Args:
-        bucket: whose launch it is.
+        launch: it.
         first: the index of its first numbers in the look.
         present: the rows that take the step; None: all.
 
     Attributes:
-        states: what reads and writes the bucket's numbers.
+        states: what reads and writes its numbers.
     """
 
-    def __init__(self, bucket: Bucket, first: int, present: Any) -> None:
-        sweep, on_cpu = bucket.sweep, bucket.sweep.device.type == "cpu"
+    def __init__(self, launch: Launch, first: int, present: Any) -> None:
+        sweep, on_cpu = launch.sweep, launch.sweep.device.type == "cpu"
         kernel, transport = (sweep.kernel, None) if on_cpu else (sweep.ready(), sweep.transport)
         super().__init__(sweep.table.host, kernel, transport)
-        assert isinstance(bucket.numbers, HostNumbers), "asked before"
-        self.bucket, self._first, self._present, self._numbers = bucket, first, present, bucket.numbers
-        self._rows_stamp, self.states = self.host.rows_stamp, bucket.numbers.states
+        assert isinstance(launch.numbers, HostNumbers), "asked before"
+        self.of, self._first, self._present, self._numbers = launch, first, present, launch.numbers
+        self._rows_stamp, self.states = self.host.rows_stamp, launch.numbers.states
         self._forget()
 
     def _forget(self) -> None:
@@ -112,7 +112,7 @@ class QuickLaunch(TableLaunch):
         Args:
             changed: values of groups that are other ones now.
         """
-        numbers, sweep = self._numbers, self.bucket.sweep
+        numbers, sweep = self._numbers, self.of.sweep
         if self.host.rows_stamp != self._rows_stamp:  # a step the long way may have written rows
             return False
         if numbers.pattern is not self._pattern:  # in a step the long way
@@ -140,7 +140,7 @@ class QuickLaunch(TableLaunch):
 
     def _prepare_alike(self, optimizer: RuleOptimizer, look: Any) -> bool:
         """Prepare, if all rows have one step count, or none; return whether it is so."""
-        rule, factor = self.bucket.sweep.rule, self.bucket.sweep.factor
+        rule, factor = self.of.sweep.rule, self.of.sweep.factor
         if self.states:
             if self._step is None:
                 if not isinstance(found := self.states[0].read((), (), {}), float):
@@ -160,10 +160,10 @@ class QuickLaunch(TableLaunch):
     def looked(self, found: int) -> None:
         """Note that a look has come to its end, and what it has found."""
         super().looked(found)
-        self.bucket.sweep.table.end_writing()
+        self.of.sweep.table.end_writing()
         self._rows_stamp = self.host.rows_stamp
         if found == DONE:
-            self.bucket.sweep.launches += 1
+            self.of.sweep.launches += 1
             if self._step is not None:
                 self._step += 1.0
         elif found != IN_USE:  # else it comes again

@@ -11,8 +11,8 @@ import torch
 
 from ..common.units import text_of_bytes, text_of_seconds
 from ..paging.budget import Budget
-from ..system.log import log
-from ..tables.shards import local
+from ..system.warn import log
+from ..tables.tensors import local
 from .rule_optimizer import Group, RuleOptimizer, state_tensors
 
 if TYPE_CHECKING:

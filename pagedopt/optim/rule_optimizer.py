@@ -18,7 +18,7 @@ from ..formats.sixteen import ParameterFormat, of_parameter
 from ..launch.factor import Factor
 from ..placements.store import Store
 from ..rules import Rule
-from ..tables.shards import local
+from ..tables.tensors import local
 from ..transports.choose import TransportOption
 from .scalars import Group, scalar_of
 
@@ -81,7 +81,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     #: Those of the last step that has clipped, or was captured.
     clipped_by: dict[torch.device, Factor]
     #: The record of the last step; None: the next one is prepared anew.
-    _launches: Any = None
+    _plan: Any = None
 
     @of_items_alone
     def rule_of(self, group: Group) -> Rule:
@@ -201,7 +201,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         if checked is not None and self.unclippable:
             raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
         if (checked is None) is not (self._max_grad_norm is None):
-            self._launches = None  # other kernels
+            self._plan = None  # other kernels
         self._max_grad_norm = checked
 
     @property

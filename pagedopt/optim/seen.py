@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from ..system.compare_tensors import addresses, identities, layouts
-from ..tables.columns import Tensors
-from ..tables.shards import is_sharded, local
+from ..tables.tensors import Tensors, is_sharded, local
 from .gather import Member, Members
 from .rule_optimizer import RuleOptimizer
 
@@ -52,7 +51,7 @@ class Seen:
     :meth:`compare` notices a state entry or tensor that was deleted or replaced, and a state tensor whose ``.data`` or
     storage was replaced, shared or resized to nothing.  Addresses and strides of parameters and gradients are compared
     by the tables (:meth:`PointerTable.look`).  New values in the same tensor change nothing here.  A compiled look has
-    all of it in one call (``system/look/look.cpp``).
+    all of it in one call (``system/look.cpp``).
 
     Nothing is kept alive, and no tensor is referred to, not even weakly: ``torch.utils.swap_tensors`` refuses tensors
     with weak references.  Objects are known by id, which another object may have once the first has died.  What a

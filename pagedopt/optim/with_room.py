@@ -12,7 +12,7 @@ import torch
 
 from ..common.kind_of import kind_of
 from ..common.units import text_of_bytes
-from ..tables.shards import local
+from ..tables.tensors import local
 from .optimizer import PagedOptimizer
 from .room import advise, is_out_of_memory
 

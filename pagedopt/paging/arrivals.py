@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .policy import Move
-from .visits import Action, Arrive, Evict, Fetch, Launch, Pause, Span
+from .visits import Action, Arrive, Evict, Fetch, Pause, Span, Update
 
 #: Of a gradient.
 Name = int
@@ -95,7 +95,7 @@ class Arrivals:
             yield from self._fetch(slot)
         while True:
             while self._launches:
-                yield Launch(self._launches.popleft())
+                yield Update(self._launches.popleft())
             while self._ready:
                 yield from self._serve(heapq.heappop(self._ready))
             if self._ends:
@@ -120,7 +120,7 @@ class Arrivals:
         move, span, needs = self._visits[i]
         if self._inside.get(move.slot) == i:
             yield Arrive(move)
-            yield Launch(span)
+            yield Update(span)
             yield Evict(move)
             del self._inside[move.slot]
             for name in needs:

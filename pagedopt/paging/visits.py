@@ -5,12 +5,12 @@ A plan is a list of actions; :func:`plan` makes one, and :func:`passes` executes
     >>> for action in plan((0, 7), [(Move(0, 3, 0), (7, 9)), (Move(0, 4, 1), (9, 12))], slots=2): print(action)
     Fetch(move=Move(arena=0, page=3, slot=0))
     Fetch(move=Move(arena=0, page=4, slot=1))
-    Launch(span=(0, 7))
+    Update(span=(0, 7))
     Arrive(move=Move(arena=0, page=3, slot=0))
-    Launch(span=(7, 9))
+    Update(span=(7, 9))
     Evict(move=Move(arena=0, page=3, slot=0))
     Arrive(move=Move(arena=0, page=4, slot=1))
-    Launch(span=(9, 12))
+    Update(span=(9, 12))
     Evict(move=Move(arena=0, page=4, slot=1))
 """
 
@@ -43,7 +43,7 @@ class Arrive:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Update:
     """Update the chunks of a span; None: of the whole table."""
 
     span: Span | None
@@ -61,9 +61,9 @@ class Pause:
     """Do nothing until the caller asks for more: what comes next is not known yet."""
 
 
-Action = Fetch | Arrive | Launch | Evict | Pause
+Action = Fetch | Arrive | Update | Evict | Pause
 #: The plan of a step without visits.
-WHOLE: tuple[Action, ...] = (Launch(None),)
+WHOLE: tuple[Action, ...] = (Update(None),)
 
 
 def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = SLOTS) -> list[Action]:
@@ -86,9 +86,9 @@ def plan(at_hand: Span | None, moves: Sequence[tuple[Move, Span]], slots: int = 
 
     fetch_ahead()
     if at_hand is not None and at_hand[0] < at_hand[1]:
-        actions.append(Launch(at_hand))
+        actions.append(Update(at_hand))
     for move, span in moves:
-        actions += Arrive(move), Launch(span), Evict(move)
+        actions += Arrive(move), Update(span), Evict(move)
         inside.popleft()
         fetch_ahead()
     return actions
@@ -130,7 +130,7 @@ def passes(
     """
     if mover is None:
         for action in actions:
-            if isinstance(action, Launch):
+            if isinstance(action, Update):
                 launch(action.span)
             elif not isinstance(action, Pause):
                 raise ValueError(f"{action} needs a mover")
@@ -148,7 +148,7 @@ def passes(
                 case Arrive(move):
                     mover.arrive(move)
                     here[move.slot] = fetched.pop(move.slot)
-                case Launch(span):
+                case Update(span):
                     launch(span)
                     yield
                 case Evict(move):

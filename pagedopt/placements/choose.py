@@ -199,8 +199,10 @@ def create(
         refusal = kind.refusal(device)
         try:
             if not refusal:
-                layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
-                arena = None if kind.plain else _make(kind, layout, device, budget, before)
+                arena = None
+                if not kind.plain:
+                    layout = lay_out(numels, itemsizes, kind.granule, kind.stretch, spare, block)
+                    arena = _make(kind, layout, device, budget, before)
                 if reason:
                     _warn_of_stand_in(device, placement, kind, reason)
                 return arena

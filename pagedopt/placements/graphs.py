@@ -6,7 +6,7 @@ import weakref
 from typing import Protocol
 
 from ..common.patience import Patience
-from ..system.variables import asks_for
+from ..system.warn import asks_for
 
 #: "calls": staged steps of optimizers that are made from now on go page by page, each with calls of its own.
 VARIABLE = "PAGEDOPT_STAGED"

@@ -18,7 +18,7 @@ from ..paging.policy import SLOTS, Move
 from ..system.cuda import driver
 from ..system.cuda.copies import Copy, joined
 from ..system.cuda.nodes import Node, Nodes
-from ..system.log import log
+from ..system.warn import log
 
 #: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.
 COPY_MULTIPLE = 1024

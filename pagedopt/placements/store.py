@@ -16,7 +16,7 @@ from ..paging.budget import NOTHING, Budget
 from ..system import internals
 from ..system.files import host
 from ..system.warn import outside
-from ..tables.shards import like_shard, local
+from ..tables.tensors import like_shard, local
 from . import choose
 from .arena import divide
 from .choose import Arena, HostAccess, Placement
@@ -24,9 +24,7 @@ from .graphs import Graphs
 from .limits import Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
-from .ready_arenas import NO_ARENAS, ReadyArenas, find
-from .versions import Versions
-from .wanted import Wanted
+from .state import NO_ARENAS, ReadyArenas, Versions, Wanted, find
 
 #: Most bytes of spare room in an arena that is made when others like it are full: more parameters may come.
 SPARE = 4 << 20

@@ -11,7 +11,7 @@ import torch
 
 from ..common.kind_of import kind_of
 from ..common.units import MAX_PARAMETERS, parse_count
-from ..tables.shards import local
+from ..tables.tensors import local
 from .sizes import SIZES, shapes
 
 #: In place of a format: the parameter's group has none of its own.

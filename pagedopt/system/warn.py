@@ -1,12 +1,16 @@
-"""Warnings that name the user's line and appear once per process."""
+"""What users are told: a log, warnings that name their line, once in a process, and variables without meaning."""
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import warnings
 from collections.abc import Hashable
 
-from .log import log
+log = logging.getLogger("pagedopt")
+log.addHandler(logging.NullHandler())
+
 
 #: Packages that :func:`outside` skips: the user cannot change their lines.
 INSIDE = (__name__.partition(".")[0], "numba", "torch")
@@ -27,3 +31,18 @@ def outside() -> int:
     while frame.f_back and str(frame.f_globals.get("__name__")).partition(".")[0] in INSIDE:
         frame, level = frame.f_back, level + 1
     return level
+
+
+def asks_for(variable: str, word: str, usual: str) -> bool:
+    """Return whether a variable of the environment is ``word``; warn once if it has no meaning.
+
+    Args:
+        variable: its name.
+        word: what it is if the user wants the other way.
+        usual: what it may be as well, which is what happens without it.
+    """
+    found = os.environ.get(variable, "")
+    if found not in ("", word, usual):
+        text = f"{variable}={found!r} has no meaning and is ignored: use {word!r}, or {usual!r}, as without it"
+        warn_once((variable, found), text)
+    return found == word

@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ..system.compare_tensors import missing
-from .columns import TensorList, is_dense, same_layout
-from .misfit import misfit
+from .tensors import TensorList, is_dense, misfit, same_layout
 
 
 class ShapeError(ValueError, RuntimeError):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from .columns import dense_like
+from .tensors import dense_like
 
 #: Words of a row, after its addresses, for formats that ask for the position of an element: the index of the
 #: parameter, and that of the row's first element in it.

@@ -7,8 +7,7 @@ import warnings
 from typing import Any, Literal
 
 from ..system.cuda import driver
-from ..system.log import log
-from ..system.warn import outside
+from ..system.warn import log, outside
 from .by_value import HybridTransport, StructTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport
 from .transport import Transport

@@ -22,10 +22,10 @@ from pagedopt.commands.doctor import doctor_command, examine, trial
 from pagedopt.kernels import team
 from pagedopt.placements import choose
 from pagedopt.planning import rates
+from pagedopt.system import look as build
 from pagedopt.system import machine, throughput
 from pagedopt.system.cuda import driver
 from pagedopt.system.files.state_file import FOLDER_VARIABLE
-from pagedopt.system.look import build
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from ladder_rows import CPU, clocks
 from experiments.lab import Case, Row, Rows, Run
 from experiments.ladder import counts, pareto, trucks
 from experiments.launch import saturation
-from experiments.paging import link, spike
-from experiments.step import captured_step, close_to_a_copy, cpu_step, in_8_bits, in_16_bits, step_host
-from experiments.vertical import rewrite, roofline
-from experiments.works import contenders, fusible, paged, training
+from experiments.paging import link
+from experiments.step import captured_step, close_to_a_copy, cpu_step, in_8_bits, in_16_bits
+from experiments.vertical import roofline
+from experiments.works import contenders, fusible, paged
 from experiments.works import link as works_link
 from experiments.works.batching import Limits
 from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
@@ -128,17 +128,6 @@ def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.Monke
     assert {row["bytes"] for row in away if row["case"] != OURS} == {2 * 2 * (4096 + 16 * 4)}
 
 
-def test_works_are_as_large_as_they_are_called() -> None:
-    known = close_to_a_copy.works(False)
-    sizes = {key: work.numel for key, work in known.items()}
-    assert (sizes["1b"], sizes["50m"], sizes["1000"], sizes["5000"]) == (60 << 24, 50_000_004, 6000, 30_000)
-    assert sizes["gpt2"] == sizes["gpt2-bf16"] == 124_439_808
-    for work in cpu_step.works(False)[:-1]:
-        assert work.name == f"{work.numel:,} elements"
-    assert [work.numel for work in cpu_step.works(False)[:-1]] == [10**5, 10**6, 10**7, 50_000_000]
-    assert (paged.FULL.numel, in_8_bits.ON_CPU.numel, in_8_bits.IN_A_FILE.numel) == (1 << 28, 16_000_000, 1 << 26)
-
-
 def test_two_moments_are_eight_bytes() -> None:
     assert paged.STATE_BYTES == 2 * 4
     assert paged.Problem(Watched()).state_bytes == 16 * 512 * 512 * 8
@@ -153,13 +142,6 @@ def test_a_kernel_over_rows_reads_and_writes_each_float() -> None:
     assert operands(lambda: saturation.OPERATIONS["tanh"](x)) == few["bytes"]
     (row,) = saturation.derive(Rows([few | {"gpu": None, "wall": clocks(8.0)["wall"]}]))
     assert row["rate"] == pytest.approx(32768 / 8e-6 / 1e9)
-
-
-def test_inputs_that_take_turns_are_a_mebibyte_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    monkeypatch.setattr(saturation, "repeated", lambda operation, inputs: seen.append(len(inputs)))
-    assert {row["rows"] for row in saturation.measure(Watched())} == {16, 256}
-    assert seen == [1, 64, 1, 64, 1, 4, 1, 4], "of 16 KiB, and of 256 KiB"
 
 
 #: Bytes of each element by way: 4 read and 4 written in each kernel.
@@ -181,12 +163,6 @@ def test_what_is_fused_must_move_what_its_kernels_read_and_write(work: str) -> N
         call = ways[name].make()
         call()
         assert operands(call) / unit == pytest.approx(DUE[work][name], rel=0.01)  # and means, and step counts
-
-
-def test_attentions_are_told_in_units_of_all_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewrite, "DIM", 32)  # another number than that of rows
-    assert [rewrite.attentions(CPU, True, term)[0] for term in (False, True)] == [64 * 64 * 4] * 2
-    assert rewrite.softmaxes(CPU, True)[0] == 4 * 256 * 4
 
 
 def test_rates_are_of_bytes_that_move_and_of_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,24 +227,6 @@ def test_trips_and_the_bridge_are_counted() -> None:
     assert row["from_one"] == 0, "a group of 100 x 4 parameters, a float each"
 
 
-def test_state_of_a_loop_is_two_moments_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spike, "WIDTH", 8)
-    assert spike.Training(Watched(), placement="device").state_bytes == 4 * 8 * 8 * (4 + 4)
-
-
-def test_a_large_batch_has_four_times_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spike, "WIDTH", 8)
-    loop = spike.Training(Watched(), placement="device")
-    assert [len(loop.batch(step)) for step in (1, 19, 20, 21)] == [2048, 2048, 4 * 2048, 2048]
-
-
-def test_a_card_holds_a_large_step_beside_half_of_the_state() -> None:
-    assert spike.card_bytes(2000, 3500, 7000) == 2000 + 7000 - 2000 // 2
-    assert spike.card_bytes(8000, 3600, 7000) == 8000 + 3780, "and an ordinary one, with 5 % more"
-    with pytest.raises(ValueError, match="too close to tell apart"):
-        spike.card_bytes(2000, 3500, 3600)
-
-
 # --- launches
 
 #: As torch 2.11 has them in 4 KB of arguments.
@@ -320,16 +278,3 @@ def test_queued_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(captured_step.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: spend(50.0))
     assert captured_step.mean_of_queued(lambda: spend(7.0)) == pytest.approx(7.5)
-
-
-def test_a_mark_of_a_cpu_is_told_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((3.0, 3.5))
-    monkeypatch.setattr(training.time, "perf_counter", lambda: next(times))
-    first, second = training.Mark(CPU), training.Mark(CPU)
-    assert second.since(first) == 500_000
-
-
-def test_the_ratio_of_host_times_is_torchs_over_ours() -> None:
-    for row in step_host.measure(Watched()):
-        assert row["ratio"] == row["fused"]["median"] / row["ours"]["median"]
-        assert row["ours"]["n"] == row["fused"]["n"] == step_host.BLOCKS * (8 // step_host.BLOCKS)

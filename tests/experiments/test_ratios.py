@@ -8,21 +8,16 @@ import pytest
 from experiment_runs import asked
 from ladder_rows import clocks
 
-from experiments.boxes import epilogues, opaque
-from experiments.compiled import coverage, recompiles
-from experiments.copies import on_device, peer
+from experiments.copies import on_device
 from experiments.lab import Row, Rows, series
-from experiments.ladder import alignment
 from experiments.launch import puzzlers, replays
-from experiments.operators import lies, told
-from experiments.paging import bytes, hidden, rivals, state_file, sweep
+from experiments.paging import bytes, rivals, sweep
 from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits, sixteen_bits
 from experiments.vertical import roofline, spill
 from experiments.works import link
 from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
 from experiments.works.first_steps import COLD
 from experiments.works.fusible import BY_COMPILER, EAGER
-from experiments.works.muladd_used import USES
 from experiments.works.slices import SPLIT
 
 
@@ -142,26 +137,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"case": on_device.OURS},
         {"of_calls": 3, "of_foreach": 2, "rate": 240 / 10e-6 / 1e9},
     ),
-    "from one GPU to another": (
-        "peer",
-        [{"what": "copy", "case": case, "bytes": 1000, **clocks(9 * us, us)}
-         for case, us in ((peer.API, 8), (peer.PULL, 10))],
-        {"case": peer.PULL},
-        {"of_api": 0.8, "rate": 1000 / 10e-6 / 1e9},
-    ),
-    "one element off 16 bytes": (
-        "alignment",
-        [{"device": "cuda", "optimizer": optimizer, "where": where, "aligned": 1.0, **clocks(us)}
-         for optimizer, where, us in ((OURS, alignment.ON, 100), (OURS, alignment.OFF, 120), (COPY, alignment.ON, 90))],
-        {"optimizer": OURS, "where": alignment.OFF},
-        {"cost": 1.2, "share": 75},
-    ),
-    "lines for each percent of a copy": (
-        "effort",
-        [{"case": OURS, "device": "cuda", "lines": 60, "alone": False, **clocks(120), "copy": clocks(90)}],
-        {},
-        {"share": 75, "per": 60 / 75},
-    ),
     "a call of slices": (
         "puzzlers",
         [{"of": "way", "batch": 1024, "device": "cuda", "case": case, "kernels": kernels, "trace": "x", **clocks(us)}
@@ -175,21 +150,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
          for mode, kernels, us in ((replays.EAGER, 36, 300), (replays.REPLAY, 35, 60))],
         {"mode": replays.REPLAY},
         {"off": 1, "faster": 5},
-    ),
-    "graphs that are made again": (
-        "recompiles",
-        [{"way": recompiles.OURS, "steps": 5, "ran": 3, "by_step": [1, 1, 2, 2, 4]}],
-        {},
-        {"again": 3, "eager": 2},
-    ),
-    "half of an update behind products": (
-        "hidden",
-        [{hidden.PRODUCTS: one(100, "GPU"), hidden.UPDATE: one(40, "GPU"), hidden.TOGETHER: one(120, "GPU")}],
-        {},
-        {"added": 20, "hidden": 50},
-    ),
-    "5 MiB taken of 2 MiB and a ring of 1": (
-        "memory", [{"device_extra": 5 << 20, "budget": 2 << 20, "ring": 1 << 20}], {}, {"beyond": 2},
     ),
     "both directions of the link": (
         "bytes", [{"kind": bytes.STEP, "must": 100, "up": 110, "down": 130}], {}, {"of_must": 1.2},
@@ -216,12 +176,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
          swept(sweep.STEP, 0.0, 100, "mapped, in place"), swept(sweep.IN_PLACE, 0.0, 80, "mapped, in place")],
         {"kind": sweep.SAYS},
         {"of_ceiling": 80},
-    ),
-    "60 MiB in RAM under a budget of 50": (
-        "state_file",
-        [{"kind": state_file.STATE, "name": "file", "digest": "a", "budget": 50 << 20, "resident": 60 << 20}],
-        {},
-        {"beyond": 10},
     ),
     "2,000 bytes away, up and down at once, where 1,000 take 10 µs": (
         "fsdp2",
@@ -286,28 +240,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {},
         {"off": 1, "off_batched": 1},
     ),
-    "two trips wrong without an error, one refused": (
-        "told",
-        [{**dict.fromkeys(USES, told.RIGHT), USES[0]: told.WRONG, USES[1]: told.REFUSED, "said": {USES[1]: "no"}}],
-        {},
-        {"wrong": 1, "missing": 2, "first_word": "no"},
-    ),
-    "a lie that the call and gradcheck see": (
-        "lies",
-        [{"opcheck": "", "gradcheck": True, "aot_eager": "right", "inductor": lies.CAUGHT, "eager": lies.CAUGHT}],
-        {},
-        {"caught": "gradcheck, inductor, the call", "unseen": 0, "by_opcheck": False},
-    ),
-    "an opaque operator is a kernel more than Inductor counts on a CPU": (
-        "opaque", [{"case": opaque.OPAQUE, "device": "cpu", "kernels": 2, **clocks(1)}], {}, {"all": 3},
-    ),
-    "a kernel that a setting saves": (
-        "epilogues",
-        [{"epilogue": "relu", "setting": setting, "kernels": n, "right": True}
-         for setting, n in ((epilogues.OFF, 2), (epilogues.ON, 1))],
-        {"setting": epilogues.ON},
-        {"saved": 1, "wrong": 0},
-    ),
     "12 of 16 bytes are saved": (
         "traffic",
         [{"work": "w", "case": case, "device": "cuda", "unit": 1000, "model": model, "inductor": inductor,
@@ -324,12 +256,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
             **clocks(1e3 * max(1, k / 64))} for k in (1, 64, 256)],
         {"what": "knee"},
         {"knee": 64, "balance": 16, "of_product": 125, "free": 64},
-    ),
-    "an attention that keeps twice all of its scores": (
-        "rewrite", [{"work": "w", "extra": 2000, "unit": 1000, **clocks(1)}], {}, {"share": 2, "keeps": 1},
-    ),
-    "a step in a graph with a break": (
-        "coverage", [{"what": "class", "graphs": 1, "breaks": 1, "ended": None}], {}, {"became": coverage.PARTS},
     ),
     "a kernel that spills": (
         "spill",

@@ -12,7 +12,7 @@ from int8_oracle import F32, Array
 
 from pagedopt.formats import int8_text
 from pagedopt.kernels import numba_numbers
-from pagedopt.system.numba.compile_text import load
+from pagedopt.system.compile_text import load
 
 DECAYS = (0.9, 0.95, 0.99, 0.999, 0.9999, 0.99999)
 CODES = {3: np.arange(1, 128), 4: np.arange(1, 256)}

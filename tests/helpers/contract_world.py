@@ -23,7 +23,7 @@ from gpu_support import NEEDED
 from often import MARKS
 
 from pagedopt.optim.registry import OPTIMIZERS, Entry
-from pagedopt.tables.columns import same_layout
+from pagedopt.tables.tensors import same_layout
 from tests.contract.differences import Difference, listed
 from tests.specs import spec_of
 from tests.world import give, parameter, values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 
 ABSENT = not build.is_wanted() or build.compiled_look(wait=True) is None
 #: For tests of the compiled look alone.

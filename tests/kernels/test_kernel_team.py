@@ -14,7 +14,7 @@ from support import F32, lists_for, same_bits, scalars_for, threads
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.kernels import cpu, team
 from pagedopt.rules import RULES
-from pagedopt.system.numba.compile_text import load
+from pagedopt.system.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
 
 CHUNK = 1024

@@ -11,7 +11,7 @@ from kernel_names import instance
 from support import F32, Lists, clone, lists_for, same_bits, scalars_for
 
 from pagedopt import Sweep
-from pagedopt.paging.visits import Launch
+from pagedopt.paging.visits import Update
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, Span, table_type
 from pagedopt.tables.pointers import Rows
@@ -100,9 +100,9 @@ def test_numba_takes_spans_too(threads: int) -> None:
     lists = clone(before)
     sweep = sweep_over(lists, threads)
     spans = cut(len(sweep.table.host.chunks), 5)
-    sweep.run(UNIFORMS, [Launch(span) for span in spans[:-1]])
+    sweep.run(UNIFORMS, [Update(span) for span in spans[:-1]])
     assert not same_bits(lists, updated(before, threads))
-    sweep.run(UNIFORMS, [Launch(spans[-1])])
+    sweep.run(UNIFORMS, [Update(spans[-1])])
     assert same_bits(lists, updated(before, threads))
 
 

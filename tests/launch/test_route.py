@@ -19,7 +19,7 @@ from pagedopt import PagedAdamW
 from pagedopt.optim.pages import Route, _shift
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import Move
-from pagedopt.paging.visits import Arrive, Evict, Fetch, Launch
+from pagedopt.paging.visits import Arrive, Evict, Fetch, Update
 from pagedopt.placements import FileArena
 from pagedopt.placements.movers import slot_bytes, slot_offset
 
@@ -47,9 +47,9 @@ def step_with(params: list[torch.nn.Parameter], opt: PagedAdamW, step: int) -> N
 
 
 def route_of(opt: PagedAdamW) -> Route | None:
-    assert opt._launches is not None
-    (bucket,) = opt._launches.buckets
-    return bucket.route
+    assert opt._plan is not None
+    (launch,) = opt._plan.launches
+    return launch.route
 
 
 def test_nothing_away_is_one_launch() -> None:
@@ -103,12 +103,12 @@ def test_the_plan_of_a_step_leaves_pages_without_gradients_where_they_are() -> N
     _, opt = stepped(device_budget=400_000)
     route = route_of(opt)
     assert route is not None
-    (bucket,) = opt._launches.buckets  # type: ignore[union-attr]
-    table = bucket.sweep.table.host
+    (launch,) = opt._plan.launches  # type: ignore[union-attr]
+    table = launch.sweep.table.host
     every, pages = route.plan(table), [move.page for move, _ in route.moves]
     assert route.plan(table) is every, "made once, as nothing has changed"
     assert [step.move.page for step in every if isinstance(step, Fetch)] == pages
-    spans = [step.span for step in every if isinstance(step, Launch)]
+    spans = [step.span for step in every if isinstance(step, Update)]
     assert [a for a, _ in spans] + [len(table.chunks)] == [0, *(b for _, b in spans)], "all chunks, each once"
     last = len(SIZES) - 1
     some = route.plan(table, [last])

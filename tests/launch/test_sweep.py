@@ -6,7 +6,7 @@ import pytest
 from played_sweep import STREAM, Device
 from played_tables import Tables
 
-from pagedopt.paging.visits import Launch
+from pagedopt.paging.visits import Update
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE
 
@@ -74,7 +74,7 @@ def test_a_step_has_begun_when_its_first_launch_is_made(
 def test_a_step_without_work_has_not_begun(cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, cuda, "managed", FEW)
     device.step(1)
-    device.step(2, [Launch((1, 1))])
+    device.step(2, [Update((1, 1))])
     assert not device.sweep.begun
     assert device.sweep.launches == 1
 

@@ -19,8 +19,8 @@ from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from tests.acts import BEFORE, FLAGS, HOME, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
-from tests.outside.nadam import NAdam
+from tests.acts import BEFORE, FLAGS, HOME, MOVES, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
+from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
     HALF,
@@ -59,7 +59,7 @@ ACTS = [
     pytest.param(name, act, clip, id=f"{name}-{act}{'-clipped' * bool(clip)}", marks=MARKS[often])
     for name in BY_STATE
     for i, act in enumerate(acts_of(name))
-    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and i % 5 == 0))
+    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and (i % 5 == 0 or act in MOVES)))
 ]
 
 
@@ -71,6 +71,16 @@ def test_an_act_and_the_same_again(name: str, act: str, clip: float | None, devi
     assert [record(world.optimizer) is not None for world in worlds.ours[:2]] == [QUICK, False]
     for _ in range(2):
         worlds.do(acts_of(name)[act], act).step(4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("act", MOVES)
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_state_in_8_bits_is_loaded_moved_and_copied(name: str, act: str, device: str) -> None:
+    worlds = Worlds(BY_STATE[name], *INT8, device=device).step(3)
+    for _ in range(2):
+        worlds.do(MOVES[act]).step(2)
+    assert worlds.over == (act == "a new one by way of torch"), "torch casts codes to float32"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -131,7 +141,6 @@ def test_forty_steps(case: Case, dtype: torch.dtype) -> None:
     assert not Worlds(case, *SIDES, dtypes=(dtype,)).step(40).over
 
 
-NADAM = dataclasses.replace(CASES["adamw"], name="nadam", ours=NAdam, theirs=torch.optim.NAdam, options={"lr": 0.01})
 MIXED = [torch.float32, torch.bfloat16, torch.float32, torch.float64, torch.float16, torch.float32]
 
 

@@ -11,7 +11,7 @@ import torch
 from pagedopt import PagedAdamW
 from pagedopt.optim.capture import CapturedStep
 from pagedopt.optim.gather import members
-from pagedopt.optim.launch import Bucket
+from pagedopt.optim.launch import Launch
 from pagedopt.optim.numbers import HostNumbers
 from pagedopt.optim.plan import Plan
 
@@ -100,7 +100,7 @@ def test_gradients_that_no_captured_kernel_can_read_are_refused_first(
     world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params, optimizer, captured = world
-    monkeypatch.setattr(Bucket, "follow", lambda *_: pytest.fail("the list was rewritten"), raising=False)
+    monkeypatch.setattr(Launch, "follow", lambda *_: pytest.fail("the list was rewritten"), raising=False)
     params[1].grad = torch.ones(10)[::2]
     with pytest.raises(ValueError, match=r"gradient of parameter 1 has shape \(5,\) and strides \(2,\)"):
         captured.refresh(optimizer)

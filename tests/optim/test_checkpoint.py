@@ -19,6 +19,7 @@ from stand_ins import raising
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim.loading import load
+from tests.specs import SPECS, Spec
 
 StateDict = dict[str, Any]
 
@@ -227,6 +228,17 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
         [(p.shape, name, torch.float32) for p in params[1:3] for name in ("exp_avg", "exp_avg_sq")]
     ]
     assert [list(opt.state[p]) for p in params] == [["step", "exp_avg", "exp_avg_sq"]] * 4
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=str)
+def test_a_group_that_comes_behind_a_load_may_be_loaded(spec: Spec) -> None:
+    """torch's load adds a default, which groups that come later have."""
+    first, second = (spec.entry.optimizer([torch.nn.Parameter(torch.ones(3))], lr=0.1) for _ in range(2))
+    first.load_state_dict(second.state_dict())
+    for optimizer in (first, second):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    first.load_state_dict(second.state_dict())
+    assert len(first.param_groups) == 2
 
 
 def test_entries_of_the_optimizer_s_own_dict_may_change_places() -> None:

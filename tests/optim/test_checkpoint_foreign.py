@@ -193,25 +193,6 @@ def test_state_of_a_class_of_torchao_is_refused_in_words(monkeypatch: pytest.Mon
     assert same(bits(net.parameters(), ours), before)
 
 
-IMPLEMENTATIONS: list[dict[str, Any]] = [{}, {"foreach": True}, {"fused": True}, {"foreach": False}]
-
-
-@pytest.mark.parametrize("how", IMPLEMENTATIONS, ids=str)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_state_goes_to_torch_and_back_to_the_bit(how: dict[str, Any], amsgrad: bool) -> None:
-    net, ours = trained(3, amsgrad=amsgrad)
-    saved = copy.deepcopy(ours.state_dict())
-    theirs = torch.optim.AdamW(net.parameters(), lr=1.0, **how)
-    theirs.load_state_dict(copy.deepcopy(saved))
-    again = PagedAdamW(net.parameters(), lr=1.0)
-    again.load_state_dict(theirs.state_dict())
-    for a, b, c in zip(*(o.state.values() for o in (ours, theirs, again)), strict=True):
-        assert list(a) == list(b) == list(c)
-        assert all(torch.equal(a[k], b[k]) and torch.equal(a[k], c[k]) for k in a)
-        assert c["step"].shape == ()
-    assert again.state_dict()["param_groups"] == saved["param_groups"]
-
-
 def test_amsgrad_comes_and_goes_with_the_loaded_groups() -> None:
     net, with_it = trained(2, amsgrad=True)
     without = PagedAdamW(net.parameters(), **ADAMW)
@@ -233,25 +214,6 @@ def test_amsgrad_comes_and_goes_with_the_loaded_groups() -> None:
     assert list(without.state[next(net.parameters())]) == ["step", "exp_avg", "exp_avg_sq"]
 
 
-def test_saved_before_the_first_step_or_without_gradients_it_goes_on_as_new() -> None:
-    nets = [model() for _ in range(3)]
-    whole, first, second = (PagedAdamW(n.parameters(), **ADAMW) for n in nets)
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert not second.state
-    for n, o in zip(nets[:2], (whole, first), strict=True):
-        train(n, o, 3, without=lambda _: 1)
-    saved = copy.deepcopy(first.state_dict())
-    assert list(saved["state"]) == [0, 2, 3]
-    train(nets[2], second, 2)  # its parameter 1 has state, which the saved one has not
-    nets[2].load_state_dict(nets[1].state_dict())
-    second.load_state_dict(saved)
-    assert len(second.state) == 3
-    for n, o in ((nets[0], whole), (nets[2], second)):
-        train(n, o, 3, first=3)
-    assert same(nets[0].parameters(), nets[2].parameters())
-    assert [float(s["step"]) for s in second.state_dict()["state"].values()] == [6, 6, 6, 3]
-
-
 def test_groups_may_name_their_parameters_as_they_like() -> None:
     def groups(net: torch.nn.Module) -> list[dict[str, Any]]:
         a, b, c, d = net.parameters()
@@ -268,20 +230,6 @@ def test_groups_may_name_their_parameters_as_they_like() -> None:
     again = PagedAdamW(groups(net), **ADAMW)
     again.load_state_dict(saved)
     assert all(torch.equal(again.state[p][k], v) for p, entry in opt.state.items() for k, v in entry.items())
-
-
-@pytest.mark.parametrize("momentum", [0, 0.8])
-def test_sgd_takes_torch_s_state_and_gives_it_back(momentum: float) -> None:
-    case = {**SGD, "momentum": momentum}
-    whole, _ = trained(6, torch.optim.SGD, case)
-    net, half = trained(2, torch.optim.SGD, case)
-    ours = PagedSGD(net.parameters())
-    ours.load_state_dict(half.state_dict())
-    train(net, ours, 2, first=2)
-    back = torch.optim.SGD(net.parameters())
-    back.load_state_dict(ours.state_dict())
-    train(net, back, 2, first=4)
-    assert distance(list(net.parameters()), list(whole.parameters())) < 2e-6
 
 
 def test_a_momentum_buffer_that_is_none_is_one_that_has_not_begun() -> None:

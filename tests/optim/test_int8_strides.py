@@ -169,11 +169,11 @@ def test_a_load_lays_state_out_as_its_parameter_again_and_steps_need_no_copies()
     lay_out(params, "channels last")
     train(opt, params, 2, 3)
     want = [columns_of(opt.state[p], p) for p in params[:2]]
-    assert not opt._launches.buckets[-1].lists.as_they_are
+    assert not opt._plan.launches[-1].lists.as_they_are
     opt.load_state_dict(opt.state_dict())
     assert all(same(flattened(opt.state[p]), columns) for p, columns in zip(params[:2], want, strict=True))
     train(opt, params, 3, 4)
-    assert all(bucket.lists.as_they_are for bucket in opt._launches.buckets)
+    assert all(launch.lists.as_they_are for launch in opt._plan.launches)
 
 
 def test_states_whose_blocks_lie_apart_are_refused_and_nothing_has_changed() -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import copy
-import functools
+import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from optim_support import COPIES, same
+from optim_support import same
 from support import default_dtype
 
 import pagedopt
-from pagedopt import PagedSGD
+from tests.acts import GROUPS, MOVES, absent
 from tests.outside.nadam import NAdam, nadam
-from tests.world import Params, groups_of, numbers, parameters, steps
+from tests.specs import CASES, Case
+from tests.world import INT8, SIDES, Act, Params, World, Worlds, groups_of, parameters, steps
 
 OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
-PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}]
 
 
 class PagedNAdam(NAdam):
@@ -35,114 +35,113 @@ class Uncounted(PagedNAdam):
     has_step = False
 
 
-def theirs(params: Any) -> torch.optim.NAdam:
-    return torch.optim.NAdam(params, foreach=False, **OPTIONS)
+NADAM = Case(name="nadam", ours=PagedNAdam, theirs=torch.optim.NAdam, rule="adamw", options=OPTIONS, other={})
+UNCOUNTED = dataclasses.replace(NADAM, ours=Uncounted)
 
 
-class World(NamedTuple):
-    """An optimizer and its parameters."""
-
-    optimizer: Any
-    params: Params
-
-    def numbers(self) -> list[float]:
-        return [float(self.optimizer.state[p]["mu_product"]) for p in self.params]
-
-
-def made(kind: Callable[..., Any] = PagedNAdam, **how: Any) -> World:
+def made(kind: Callable[..., Any] = PagedNAdam, **how: Any) -> tuple[Any, Params]:
     params = parameters()
-    return World(kind(groups_of(params), **how), params)
+    return kind(groups_of(params), **how), params
 
 
-def both(**how: Any) -> tuple[World, World]:
-    """Ours and torch's."""
-    return made(**how), made(theirs)
-
-
-def train(optimizer: torch.optim.Optimizer, params: Params, count: int = 20, first: int = 0) -> None:
+def come_and_go(world: World) -> None:
     """Now and then one has no gradient (the last one none at first); the second group's lr changes on the way."""
-    for step in range(first, first + count):
-        for i, p in enumerate(params):
-            p.grad = numbers(p.shape, 31 * step + 7 * i + 1).to(p.dtype)
-        if step % 3 == 1:
-            params[step % 4].grad = None
-        if step < 7:
-            params[-1].grad = None
-        if step == 9:
-            optimizer.param_groups[1]["lr"] = 0.01
-        optimizer.step()
+    if world.count % 3 == 1:
+        world.params[world.count % 4].grad = None
+    if world.count < 7:
+        world.params[-1].grad = None
+    if world.count == 9:
+        world.groups[1]["lr"] = 0.01
 
 
-def train_alike(one: World, other: World, count: int = 20, first: int = 0, exact: bool = False) -> None:
-    train(*one, count, first)
-    train(*other, count, first)
-    assert_alike(one, other, exact)
+def _between_words(value: float) -> torch.Tensor:
+    """At an address that is no multiple of its size."""
+    return torch.frombuffer(bytearray(6), dtype=torch.float32, offset=2, count=1).view(()).fill_(value)
 
 
-def assert_alike(one: World, other: World, exact: bool = False) -> None:
-    bound: Any = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 2e-5, "atol": 2e-6}
-    for p, q in zip(one.params, other.params, strict=True):
-        torch.testing.assert_close(p, q, **bound)
-        assert list(one.optimizer.state[p]) == list(other.optimizer.state[q])
-        torch.testing.assert_close(one.optimizer.state[p], other.optimizer.state[q], **bound)
+def numbers_of(change: Callable[[torch.Tensor], Any], *only: int) -> Act:
+    """Another ``mu_product``, of some or of all."""
+    return lambda w: [w.state[w.params[i]].update(mu_product=change(w.state[w.params[i]]["mu_product"])) for i in only]
 
 
-@pytest.mark.parametrize("how", PLACES, ids=str)
-def test_nadam_is_torchs(how: dict[str, Any]) -> None:
-    ours, other = both(**how)
-    train_alike(ours, other)
-    assert len(set(ours.numbers())) > 2
-    assert all(list(ours.optimizer.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in ours.params)
+def shared(name: str, values: tuple[float, float]) -> Act:
+    """One number for several parameters: as in torch's loop each takes what the one before it has left."""
+
+    def act(w: World) -> None:
+        for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
+            one = torch.tensor(value)
+            for index in indices:
+                w.state[w.params[index]][name] = one
+
+    return act
+
+
+VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "filled": lambda t: t.fill_(0.3),
+    "float64": lambda t: torch.tensor(0.3, dtype=torch.float64),
+    "one dimension": lambda t: torch.tensor([0.3]),
+    "of a larger": lambda t: torch.full((5,), 0.3)[3],
+    "between words": lambda t: _between_words(0.3),
+}
+ACTS: dict[str, Act] = {
+    **MOVES,
+    **{name: GROUPS[name] for name in ("add_param_group", "twice in one list", "in two groups", "move")},
+    **{f"all {name}": numbers_of(value, *range(6)) for name, value in VALUES.items()},
+    **{f"one {name}": numbers_of(value, 1) for name, value in VALUES.items()},
+    "one number for several": shared("mu_product", (0.9, 0.6)),
+    "one count for several": shared("step", (9.0, 3.0)),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_nadam_is_torch_s_whatever_is_done(act: str) -> None:
+    worlds = Worlds(NADAM, *SIDES).step(8, come_and_go).do(ACTS[act]).step(6, come_and_go)
+    if act.endswith("for several"):
+        entries = [worlds.ours[0].state[worlds.ours[0].params[i]] for i in (0, 4)]
+        assert any(entries[0][name] is entries[1][name] for name in ("step", "mu_product"))
+    assert not worlds.over
+
+
+def test_its_state_is_torch_s_and_each_parameter_has_its_number() -> None:
+    ours = Worlds(NADAM, *SIDES).step(20, come_and_go).ours[0]
+    assert len({float(ours.state[p]["mu_product"]) for p in ours.params}) > 2
+    assert all(list(ours.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in ours.params)
 
 
 @default_dtype(torch.float64)
 def test_it_has_the_dtype_of_step_counts() -> None:
-    ours, other = both()
-    train_alike(ours, other)
-    assert ours.optimizer.state[ours.params[0]]["mu_product"].dtype is torch.float64
+    ours = Worlds(NADAM, *SIDES).step(4).ours[0]
+    assert ours.state[ours.params[0]]["mu_product"].dtype is torch.float64
 
 
-@pytest.mark.parametrize("how", PLACES, ids=str)
-def test_a_state_dict_goes_to_torch_and_comes_back(how: dict[str, Any]) -> None:
-    ours, other = both(**how)
-    train(*other, 8)
-    for p, q in zip(ours.params, other.params, strict=True):
-        p.data.copy_(q)
-    ours.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
-    train_alike(ours, other, 6, first=8)
-    saved = {**ours.optimizer.state_dict(), "param_groups": other.optimizer.state_dict()["param_groups"]}
-    saved["param_groups"][1]["lr"] = 0.01
-    other.optimizer.load_state_dict(copy.deepcopy(saved))
-    train_alike(ours, other, 6, first=14)
-
-
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("how", PLACES, ids=str)
-def test_a_copy_goes_on_by_itself(how: dict[str, Any], copied: Callable[[Any], Any]) -> None:
-    ours = made(**how)
-    train(*ours, 8)
-    train_alike(ours, copied(ours), 8, first=8, exact=True)
-
-
-@pytest.mark.parametrize("how", PLACES[1:], ids=str)
-def test_its_state_in_8_bits_is_the_same_everywhere(how: dict[str, Any]) -> None:
+def test_its_state_in_8_bits_is_the_same_everywhere() -> None:
     """The rule says which of its states may be negative, and by what they decay; this beta2 is rounded to nearest."""
-    here, there = made(state_format="int8"), made(state_format="int8", **how)
-    for world in (here, there):
-        train(*world)
-    stored = [set(here.optimizer.state[p]) for p in here.params]
-    assert {"exp_avg.root3", "exp_avg_sq.root4"} <= set().union(*stored)
-    for p, q in zip(here.params, there.params, strict=True):
-        assert same((p, *here.optimizer.state[p].values()), (q, *there.optimizer.state[q].values()))
+    half = dataclasses.replace(INT8[0], share=0.3)
+    ours = Worlds(NADAM, *INT8, half).step(20, come_and_go).ours[0]
+    assert {"exp_avg.root3", "exp_avg_sq.root4"} <= set().union(*(ours.state[p] for p in ours.params))
+
+
+@pytest.mark.parametrize("name", ["twice in one list", "in two groups"])
+def test_a_parameter_that_stands_twice_and_counts_no_steps(name: str) -> None:
+    """The first step of SGD with momentum is another; whoever comes first makes the state."""
+    worlds = Worlds(CASES["momentum"], *SIDES).do(GROUPS[name]).step(9, come_and_go)
+    assert not worlds.over
+
+
+def test_steps_that_no_state_holds_are_counted_where_there_is_a_gradient() -> None:
+    worlds = [Worlds(dataclasses.replace(case, theirs=None), *SIDES) for case in (NADAM, UNCOUNTED)]
+    away = absent(lambda step: {2: (1,), 3: (1, 2)}.get(step, ()))
+    one, other = (each.step(6, away).ours[0].params for each in worlds)
+    assert same(one, other)
 
 
 def test_it_costs_no_budget() -> None:
-    ours, params = world = made(device_budget=0)
+    ours, params = made(device_budget=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        train(*world, 8)
+        steps(ours, params, 8)
         ours.state[params[0]]["mu_product"] = torch.tensor(0.5)
-        train(*world, 2, first=8)
+        steps(ours, params, 2, first=8)
     held = sum(t.nbytes for e in ours.state.values() for n, t in e.items() if n not in ("step", "mu_product"))
     before = ours.memory_report().by_place
     ours.state[params[0]]["mu_product"] = torch.tensor(0.5, dtype=torch.float64)
@@ -152,32 +151,6 @@ def test_it_costs_no_budget() -> None:
 
 def _replace(value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda entry: entry.update(mu_product=copy.deepcopy(value))
-
-
-def _between_words(value: float) -> torch.Tensor:
-    """At an address that is no multiple of its size."""
-    return torch.frombuffer(bytearray(6), dtype=torch.float32, offset=2, count=1).view(()).fill_(value)
-
-
-EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "filled": lambda entry: entry["mu_product"].fill_(0.3),
-    "float64": _replace(torch.tensor(0.3, dtype=torch.float64)),
-    "one dimension": _replace(torch.tensor([0.3])),
-    "of a larger": _replace(torch.full((5,), 0.3)[3]),
-    "between words": lambda entry: entry.update(mu_product=_between_words(0.3)),
-}
-
-
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-@pytest.mark.parametrize("only", [None, 1])
-def test_what_is_written_there_counts(edit: Callable[[dict[str, Any]], Any], only: int | None) -> None:
-    worlds = both()
-    for optimizer, params in worlds:
-        steps(optimizer, params, 2)
-        for p in params if only is None else params[only : only + 1]:
-            edit(optimizer.state[p])
-        steps(optimizer, params, 3, first=2)
-    assert_alike(*worlds)
 
 
 def test_zeros_of_both_signs_stay_apart() -> None:
@@ -191,80 +164,15 @@ def test_zeros_of_both_signs_stay_apart() -> None:
     assert [p for p in params if ours.state[p]["mu_product"].signbit()] == [params[1]]
 
 
-@pytest.mark.parametrize(("name", "values"), [("mu_product", (0.9, 0.6)), ("step", (9.0, 3.0))])
-def test_one_number_for_several_parameters_changes_with_each_of_them(name: str, values: tuple[float, float]) -> None:
-    """One of them is absent once; as in torch's loop each takes what the one before it has left."""
-    worlds = both()
-    for optimizer, params in worlds:
-        steps(optimizer, params, 2)
-        for value, indices in zip(values, ((0, 2, 4), (1, 3)), strict=True):
-            one = torch.tensor(value)
-            for index in indices:
-                optimizer.state[params[index]][name] = one
-        train(optimizer, params, 4, first=10)
-    ours, params = worlds[0]
-    assert ours.state[params[0]][name] is ours.state[params[4]][name]
-    assert_alike(*worlds)
-
-
-SGD = {"lr": 0.02, "momentum": 0.8, "dampening": 0.3}  # counts no steps; the first one is another
-
-
-@pytest.mark.parametrize(
-    "makes",
-    [(PagedNAdam, theirs), (functools.partial(PagedSGD, **SGD), functools.partial(torch.optim.SGD, **SGD))],
-    ids=["nadam", "sgd"],
-)
-def test_a_parameter_that_stands_twice(makes: tuple[Callable[[Params], Any], ...]) -> None:
-    worlds = []
-    for make in makes:
-        params = parameters()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            optimizer = make([params[0], params[1], params[0]])
-        optimizer.add_param_group({"params": params[2:], "lr": 0.07})
-        optimizer.param_groups[1]["params"].append(params[1])  # whose state the first group makes, in torch
-        train(optimizer, params, 9)
-        worlds.append(World(optimizer, params))
-    ours, params = worlds[0]
-    assert float(ours.state[params[0]].get("step", 10)) > 9
-    assert_alike(*worlds)
-
-
-def test_a_late_joiner_starts_with_the_first_value() -> None:
-    worlds = both()
-    for optimizer, params in worlds:
-        steps(optimizer, params, 3)
-        params.append(parameters()[1])
-        optimizer.add_param_group({"params": params[-1:]})
-        steps(optimizer, params, 3, first=3)
-    assert_alike(*worlds)
-
-
 def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
-    mine, other = made(Uncounted), made()
-    ours, params = mine
+    ours, params = made(Uncounted)
     steps(ours, params, 1)
-    steps(*other, 1)
-    assert list(ours.state[params[0]]) == ["mu_product", "exp_avg", "exp_avg_sq"]
-    assert same(params, other.params)
-    assert mine.numbers() == other.numbers()
-    first = mine.numbers()[0]
-    del ours.state[params[0]]["mu_product"]
+    first = ours.state[params[0]]
+    assert list(first) == ["mu_product", "exp_avg", "exp_avg_sq"]
+    before = first.pop("mu_product")
     steps(ours, params, 1, first=1)
-    assert 0 < mine.numbers()[1] < mine.numbers()[0] < 1
-    assert mine.numbers()[0] == pytest.approx(first, rel=0.01)
-
-
-def test_steps_that_no_state_holds_are_counted_where_there_is_a_gradient() -> None:
-    worlds = made(Uncounted), made()
-    for optimizer, params in worlds:
-        steps(optimizer, params, 2)
-        for step in range(2):
-            params[1 + step].grad = None
-            optimizer.step()
-        steps(optimizer, params, 2, first=2)
-    assert same(worlds[0].params, worlds[1].params)
+    assert 0 < ours.state[params[1]]["mu_product"] < first["mu_product"] < 1
+    assert first["mu_product"].item() == pytest.approx(before.item(), rel=0.01)
 
 
 class Undeclared(PagedNAdam):
@@ -316,10 +224,10 @@ def test_a_step_that_fails_before_its_launch_changes_no_number() -> None:
     with pytest.raises(OverflowError):
         steps(ours, params, 1, first=2)
     assert [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()] == before
-    fresh = made(momentum_decay=-1e9)
+    fresh, params = made(momentum_decay=-1e9)
     with pytest.raises(OverflowError):
-        steps(*fresh, 1)
-    assert not fresh.optimizer.state
+        steps(fresh, params, 1)
+    assert not fresh.state
 
 
 LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
@@ -331,22 +239,11 @@ LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize(("edit", "text"), LOADED.values(), ids=LOADED)
 def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], text: str) -> None:
-    (ours, params), other = both()
+    (ours, params), (other, others) = made(), made(torch.optim.NAdam, **OPTIONS)
     steps(ours, params, 1)
-    steps(*other, 3)
-    saved = copy.deepcopy(other.optimizer.state_dict())
+    steps(other, others, 3)
+    saved = copy.deepcopy(other.state_dict())
     edit(saved["state"][2])
     with pytest.raises(ValueError, match=text):
         ours.load_state_dict(saved)
     assert float(ours.state[params[0]]["step"]) == 1
-
-
-def test_a_number_that_is_loaded_as_such_becomes_a_tensor() -> None:
-    ours, other = both()
-    steps(*other, 3)
-    saved = copy.deepcopy(other.optimizer.state_dict())
-    for entry in saved["state"].values():
-        entry["mu_product"] = float(entry["mu_product"])
-    ours.optimizer.load_state_dict(saved)
-    assert all(isinstance(ours.optimizer.state[p]["mu_product"], torch.Tensor) for p in ours.params)
-    assert ours.numbers() == other.numbers()

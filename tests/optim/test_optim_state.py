@@ -1,39 +1,14 @@
 """Checkpoints of PagedAdamW: torch's state dict both ways, and a continuation to the same bits."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, COPIES, distance, same, through_file, train, trained
+from optim_support import same, train, trained
 from stand_ins import raising
 
 from pagedopt import PagedAdamW
-
-SAVES = {"torch": through_file, **COPIES}
-
-
-@pytest.mark.parametrize("saved", SAVES.values(), ids=SAVES)
-@pytest.mark.parametrize("amsgrad", [False, True])
-def test_a_saved_optimizer_continues_to_the_same_bits(saved: Callable[[Any], Any], amsgrad: bool) -> None:
-    whole, _ = trained(10, amsgrad=amsgrad)
-    net, first = trained(5, amsgrad=amsgrad)
-    second = PagedAdamW(net.parameters(), amsgrad=amsgrad, **ADAMW)
-    second.load_state_dict(saved(first.state_dict()))
-    train(net, second, 5, first=5)
-    assert same(whole.parameters(), net.parameters())
-
-
-@pytest.mark.parametrize("from_ours", [True, False])
-def test_state_moves_between_torch_and_us_in_mid_training(from_ours: bool) -> None:
-    before, after = (PagedAdamW, torch.optim.AdamW) if from_ours else (torch.optim.AdamW, PagedAdamW)
-    whole, _ = trained(10, after)
-    net, half = trained(5, before)
-    other = after(net.parameters(), **ADAMW)
-    other.load_state_dict(copy.deepcopy(half.state_dict()))
-    train(net, other, 5, first=5)
-    assert distance(list(net.parameters()), list(whole.parameters())) < 2e-6
 
 
 def test_loading_copies_into_existing_state_and_keeps_its_format() -> None:

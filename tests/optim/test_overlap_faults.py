@@ -39,7 +39,7 @@ from stand_ins import raising, refusal
 from stray_signals import stray_signals
 from torch import nn
 
-from pagedopt.optim.launch import Update
+from pagedopt.optim.launch import Work
 from pagedopt.optim.overlap import everyone
 from pagedopt.optim.overlap.calls import Calls
 from pagedopt.optim.overlap.overlap import Overlap
@@ -114,7 +114,7 @@ def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:
 
 def test_a_second_interrupt_while_a_step_is_queued() -> None:
     """It has been taken, it has not, or it says that it is damaged: it is never carried out without being counted."""
-    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, QueuedStep.counted, Update.write_numbers, gap=1))
+    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, QueuedStep.counted, Work.write_numbers, gap=1))
 
 
 def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None:
@@ -124,7 +124,7 @@ def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None
     def shoot(at: int) -> tuple[Loop, Outcome]:
         loop = ready()
         step, handler = a_step(loop), lambda *_: told.append(refusal(loop.opts[0].state_dict))
-        lines = Overlap._queue, QueuedStep.counted, Update.write_numbers
+        lines = Overlap._queue, QueuedStep.counted, Work.write_numbers
         return loop, interrupt_at((at, at + 1), signal.SIGINT, step, of=lines, handler=handler)
 
     for at in shoot(NEVER)[1].last_times:
@@ -133,9 +133,9 @@ def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None
 
 
 def test_a_fence_in_another_thread_waits_until_a_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_numbers, threads = Update.write_numbers, list[threading.Thread]()
+    write_numbers, threads = Work.write_numbers, list[threading.Thread]()
 
-    def write(self: Update) -> None:
+    def write(self: Work) -> None:
         threads.append(threading.Thread(target=loop.models[0].state_dict))
         threads[0].start()
         threads[0].join(0.2)
@@ -143,7 +143,7 @@ def test_a_fence_in_another_thread_waits_until_a_step_is_counted(monkeypatch: py
 
     loop = ready()
     step = a_step(loop)
-    monkeypatch.setattr(Update, "write_numbers", write)
+    monkeypatch.setattr(Work, "write_numbers", write)
     step()
     threads[0].join()
     assert taken(loop) == TAKEN + 1
@@ -153,7 +153,7 @@ def test_a_step_that_could_not_be_counted_stays_damaged(monkeypatch: pytest.Monk
     """No fence carries it out, and then says that all is well."""
     want, loop = plain()[0], ready()
     a_step(loop)
-    monkeypatch.setattr(Update, "write_numbers", raising(OSError("says the test")))
+    monkeypatch.setattr(Work, "write_numbers", raising(OSError("says the test")))
     with pytest.raises(OSError, match="says the test"):
         loop.opts[0].step()
     loop.opts[0].wait()

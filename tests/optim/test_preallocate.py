@@ -12,7 +12,7 @@ import torch
 from optim_support import same
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
-from pagedopt.optim.launch import Update
+from pagedopt.optim.launch import Work
 from pagedopt.placements import store as stores
 from tests.outside.nadam import NAdam
 
@@ -141,17 +141,17 @@ def test_state_of_a_step_that_failed_in_the_middle_is_not_taken_for_new(monkeypa
     empty = optimizer.state_dict()
     for p in params:
         p.grad = torch.ones_like(p)
-    launched: list[Update] = []
+    launched: list[Work] = []
 
-    def fail(self: Update, arenas: Any) -> None:
+    def fail(self: Work, arenas: Any) -> None:
         if launched:
             raise MemoryError("the second")
         launched.append(self)
         launch(self, arenas)
 
-    launch = Update.launch
+    launch = Work.run
     with monkeypatch.context() as patch:
-        patch.setattr(Update, "launch", fail)
+        patch.setattr(Work, "run", fail)
         with pytest.raises(MemoryError, match="the second"):
             optimizer.step()
     assert "failed in the middle" in optimizer.damaged

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import quick
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 from tests.specs import CASES
 from tests.world import PYTHON, RESIDENT, World, Worlds, bits, give, numbers, one_group, parameters, record, steps
 

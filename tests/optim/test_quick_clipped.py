@@ -66,7 +66,7 @@ def test_several_dtypes_and_lists_of_many_chunks(name: str, side: Side, norm: fl
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
 def test_a_gradient_that_is_not_finite(value: float, device: str) -> None:
     def act(world: World) -> None:
         if world.count == 6:
@@ -117,7 +117,7 @@ def test_squares_of_a_gradient_follow_it_behind_an_interrupt() -> None:
     optimizer = PagedSGD(params, lr=1.0, max_grad_norm=1.0)
     steps(optimizer, params, 9)
     assert record(optimizer)
-    (squares,) = optimizer._launches.factor.alone.squares.lists
+    (squares,) = optimizer._plan.factor.alone.squares.lists
     squares.table.row_words[0, 0] = squares.table.row_words[1, 0]
     for p in params:
         p.grad.fill_(2.0)

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 from tests.acts import COUNTS, absent, set_groups
 from tests.specs import CASES, Case
 from tests.world import (

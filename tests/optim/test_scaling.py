@@ -7,7 +7,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,8 @@ from overlapped import SmallPages
 from support import F16, F32
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from tests.specs import CASES
+from tests.world import SIDES, Act, Side, World, Worlds
 
 SIZES = (3000, 17, 1)
 NUMBERS: dict[type, dict[str, Any]] = {
@@ -28,68 +30,59 @@ def theirs(ours: type) -> Any:
     return {PagedAdamW: torch.optim.AdamW, PagedSGD: torch.optim.SGD}[ours]
 
 
-class Ends(NamedTuple):
-    params: list[torch.Tensor]
-    optimizer: Any
-    scales: list[float]
-
-
 def train(
-    kind: Any, *, infinite: Collection[int] = (), unscaled: Collection[int] = (), clip: float | None = None,
-    steps: int = 6, dtype: torch.dtype = F32, scale: float = 1024.0, **options: Any,
-) -> Ends:  # fmt: skip
-    """Steps of a scaler; ``infinite``: those with a gradient that is; ``unscaled``: before which ``unscale_`` runs."""
+    kind: Any, *, infinite: Collection[int] = (), steps: int = 6, dtype: torch.dtype = F32, scale: float = 1024.0,
+    **options: Any,
+) -> tuple[list[Any], Any]:  # fmt: skip
+    """Steps of a scaler; ``infinite``: those with a gradient that is."""
     generator = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for n in SIZES]
     optimizer = kind(params, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
-    scales = []
     for number in range(steps):
         optimizer.zero_grad()
         loss = sum((p.float() * torch.randn(p.shape, generator=generator)).sum() for p in params)
         scaler.scale(loss).backward()
         if number in infinite:
             params[0].grad[5] = float("inf")
-        if number in unscaled:
-            scaler.unscale_(optimizer)
-            if clip is not None and "max_grad_norm" not in options:
-                torch.nn.utils.clip_grad_norm_(params, clip)
         scaler.step(optimizer)
         scaler.update()
-        scales.append(scaler.get_scale())
-    return Ends(params, optimizer, scales)
+    return params, optimizer
 
 
-@pytest.mark.parametrize("fused", [None, False, True])
+WAYS = (*SIDES, Side("default", {"fused": None}), Side("not fused", {"fused": False}))
+
+
+def infinite(*steps: int, unscaled: Collection[int] = ()) -> Act:
+    """Steps with a gradient that is infinite, and those before which ``unscale_`` is called."""
+
+    def act(world: World) -> None:
+        if world.count in steps:
+            world.params[0].grad.view(-1)[5] = math.inf  # type: ignore[union-attr]
+        if world.count in unscaled:
+            world.scaler.unscale_(world.optimizer)
+
+    return act
+
+
 @pytest.mark.parametrize("unscaled", [(), (1, 3)], ids=["", "some unscaled before"])
-@pytest.mark.parametrize("infinite", [(), (2,), (0, 3)], ids=str)
-@OURS
-def test_a_scaler_does_what_it_does_with_torch(ours: Any, infinite: Any, unscaled: Any, fused: bool | None) -> None:
+@pytest.mark.parametrize("skipped", [(), (2,), (0, 3)], ids=str)
+@pytest.mark.parametrize("name", ["adamw", "amsgrad", "momentum"])
+def test_a_scaler_does_what_it_does_with_torch(name: str, skipped: Any, unscaled: Any) -> None:
     """torch's fused SGD leaves its momentum undefined if the first step is skipped; its default way does not."""
-    asked = {"infinite": infinite, "unscaled": unscaled, **NUMBERS[ours]}
-    a, b = train(ours, fused=fused, **asked), train(theirs(ours), fused=None, **asked)
-    assert a.scales == b.scales
-    for p, q in zip(a.params, b.params, strict=True):
-        torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
-        assert a.optimizer.state[p].get("step") == b.optimizer.state[q].get("step")
+    worlds = Worlds(CASES[name], *WAYS, scale=1024.0).step(6, infinite(*skipped, unscaled=unscaled))
+    assert len({world.scaler.get_scale() for world in worlds.each()}) == 1
+    assert not worlds.over
 
 
-@OURS
-def test_clipping_inside_is_unscale_and_clip_and_step(ours: Any) -> None:
-    asked = {"infinite": (2,), **NUMBERS[ours]}
-    a = train(ours, fused=True, max_grad_norm=3.0, **asked)
-    b = train(theirs(ours), unscaled=range(6), clip=3.0, **asked)
-    for p, q in zip(a.params, b.params, strict=True):
-        torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
-    want = torch.cat([p.grad for p in b.params]).double().norm()
-    assert want == pytest.approx(3.0, rel=1e-5), "it was clipped"
-    assert a.optimizer.grad_norm > 3
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_clipping_inside_is_unscale_and_clip_and_step(name: str) -> None:
+    assert not Worlds(CASES[name], *SIDES, scale=64.0, clip=0.5).step(6, infinite(2)).over
 
 
 @pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"state_format": "int8"}, {"amsgrad": True}], ids=str)
 def test_a_skipped_step_changes_no_bit(options: dict[str, Any]) -> None:
-    found = train(PagedAdamW, fused=True, steps=3, lr=0.1, **options)
-    params, optimizer = found.params, found.optimizer
+    params, optimizer = train(PagedAdamW, fused=True, steps=3, lr=0.1, **options)
     before = copy.deepcopy([p.detach() for p in params]), copy.deepcopy(optimizer.state_dict()["state"])
     optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(1.0)
     for p in params:
@@ -103,9 +96,9 @@ def test_a_skipped_step_changes_no_bit(options: dict[str, Any]) -> None:
 
 def test_gradients_stay_scaled_and_fp16_is_taken() -> None:
     """Beside AdamW: torch's fused SGD for CPUs (2.11) updates only the last elements of a scaled tensor in 16 bits."""
-    found = train(PagedAdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
-    other = train(torch.optim.AdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
-    for p, q in zip(found.params, other.params, strict=True):
+    mine, _ = train(PagedAdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
+    other, _ = train(torch.optim.AdamW, fused=True, dtype=F16, steps=1, scale=64.0, lr=0.125)
+    for p, q in zip(mine, other, strict=True):
         assert torch.equal(p.grad, (q.grad.float() * 64).half()), "torch's fused step has unscaled them"
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
 
@@ -177,8 +170,8 @@ def test_copies_are_unscaled_first_as_torchs(how: Any) -> None:
 
 
 def test_lion_goes_the_default_way() -> None:
-    found = train(PagedLion, lr=0.1, infinite=(1,), steps=3)
-    assert found.optimizer.state[found.params[0]]["exp_avg"].isfinite().all()
+    params, optimizer = train(PagedLion, lr=0.1, infinite=(1,), steps=3)
+    assert optimizer.state[params[0]]["exp_avg"].isfinite().all()
 
 
 def test_a_scaler_that_is_switched_off_leaves_the_plain_bits() -> None:

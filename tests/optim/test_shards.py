@@ -16,7 +16,7 @@ from optim_support import ADAMW, through_file
 from pagedopt import PagedAdamW, PagedSGD, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_add
 from pagedopt.rules import RULES
-from pagedopt.tables.shards import local
+from pagedopt.tables.tensors import local
 from tests.outside.format import Int8Blocks
 from tests.specs import BY_STATE, Case
 

@@ -139,8 +139,8 @@ def test_a_tensor_with_the_id_memory_and_layout_of_another_is_that_one_to_a_laun
     entry: Any = opt.state[params[2]]
     memory = entry[name].detach()
     reborn(entry, name, memory.detach)
-    assert opt._launches is not None
-    assert opt._launches.seen.compare(opt) is not None, "nothing is prepared anew"
+    assert opt._plan is not None
+    assert opt._plan.seen.compare(opt) is not None, "nothing is prepared anew"
     step(params, opt, 2)
     step(*twin, 2)
     assert same(bits(params, opt), bits(*twin))
@@ -154,12 +154,12 @@ def test_a_tensor_with_the_id_of_another_whose_memory_has_gone_is_noticed(dtype:
     block = torch.full((900,), 0.25).numpy()
     entry["exp_avg"] = torch.frombuffer(block, dtype=torch.float32, count=900)
     step(params, opt, 2)
-    assert opt._launches is not None
-    assert opt._launches.seen.compare(opt) is not None
+    assert opt._plan is not None
+    assert opt._plan.seen.compare(opt) is not None
     at = entry["exp_avg"].data_ptr()
     reborn(entry, "exp_avg", lambda: torch.frombuffer(block, dtype=dtype, count=900))
     assert entry["exp_avg"].data_ptr() == at
-    assert opt._launches.seen.compare(opt) is None
+    assert opt._plan.seen.compare(opt) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -49,7 +49,7 @@ def test_nothing_private_is_used(path: Path) -> None:
         ("from pagedopt.placements.file import FileArena", ["pagedopt.placements.file"]),
         ("from pagedopt.placements import choose", ["pagedopt.placements.choose"]),
         ("from pagedopt import common, rule", ["pagedopt.common"]),
-        ("optimizer._launches.buckets", ["_launches"]),
+        ("optimizer._plan.launches", ["_plan"]),
         ("import pagedopt\npagedopt.optim.optimizer", ["pagedopt.optim"]),
         ("import pagedopt.rules\npagedopt.rules.sqrt; pagedopt.rule; x.__init__", []),
     ],

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagedopt.paging import visits
 from pagedopt.paging.policy import SLOTS, Move, schedule
-from pagedopt.paging.visits import Action, Arrive, Evict, Fetch, Launch, Mover, Span, passes, plan
+from pagedopt.paging.visits import Action, Arrive, Evict, Fetch, Mover, Span, Update, passes, plan
 
 Moves = list[tuple[Move, Span]]
 RESIDENT = (0, 7)
@@ -108,10 +108,10 @@ def test_a_plan_is_a_list_to_read() -> None:
     assert doctest.testmod(visits) == (0, 1)
     (a, x), (b, y), (c, z) = moves = cyclic(3, 2)
     assert plan(RESIDENT, moves, 2) == [
-        *(Fetch(a), Fetch(b), Launch(RESIDENT)),
-        *(Arrive(a), Launch(x), Evict(a), Fetch(c)),
-        *(Arrive(b), Launch(y), Evict(b)),
-        *(Arrive(c), Launch(z), Evict(c)),
+        *(Fetch(a), Fetch(b), Update(RESIDENT)),
+        *(Arrive(a), Update(x), Evict(a), Fetch(c)),
+        *(Arrive(b), Update(y), Evict(b)),
+        *(Arrive(c), Update(z), Evict(c)),
     ]
 
 
@@ -147,7 +147,7 @@ def test_never_more_at_a_time_than_slots() -> None:
 
 @pytest.mark.parametrize("resident", [None, (3, 3)])
 def test_no_resident_part_no_launch(resident: Span | None) -> None:
-    launches = [step.span for step in plan(resident, cyclic(2)) if isinstance(step, Launch)]
+    launches = [step.span for step in plan(resident, cyclic(2)) if isinstance(step, Update)]
     assert launches == [(100, 101), (101, 102)]
 
 
@@ -165,7 +165,7 @@ def test_no_slots_is_refused_before_anything_happens() -> None:
 
 def test_without_a_mover_there_are_launches_alone() -> None:
     done: list[Span | None] = []
-    carry_out([Launch((3, 5)), Launch(None)], done.append)
+    carry_out([Update((3, 5)), Update(None)], done.append)
     assert done == [(3, 5), None]
     with pytest.raises(ValueError, match=r"Fetch\(move=.*page=100.*needs a mover"):
         carry_out(plan(RESIDENT, cyclic(1)), done.append)
@@ -178,9 +178,9 @@ def test_any_order_that_has_a_slot_for_every_page_is_carried_out(case: tuple[Mov
     moves = cyclic(len(case[0]), max(1, len(case[0])))
     steps: list[Action] = [Fetch(move) for move, _ in moves]
     for move, span in random.sample(moves, len(moves)):
-        steps += [Arrive(move), Launch(span), Evict(move)]
+        steps += [Arrive(move), Update(span), Evict(move)]
     trace = Trace()
-    carry_out([*steps, Launch(RESIDENT)], trace.update, trace)
+    carry_out([*steps, Update(RESIDENT)], trace.update, trace)
     assert sorted(trace.of("update")) == sorted(trace.of("evict")) == [move.page for move, _ in moves]
     assert trace.calls[-2:] == [("resident", -1), ("finish", -1)]
 
@@ -197,7 +197,7 @@ def until(steps: list[Action], count: int, trace: Trace, how: str) -> None:
         if how == "steps":
             raise Stop
         if how == "launch":
-            yield Launch((-1, -1))
+            yield Update((-1, -1))
 
     def launch(span: Span | None) -> None:
         if span == (-1, -1):

@@ -9,8 +9,8 @@ import torch
 
 from pagedopt import PagedAdamW
 from pagedopt.placements import graphs
+from pagedopt.system import look as build
 from pagedopt.system import warn
-from pagedopt.system.look import build
 
 WAYS = [(build.VARIABLE, "python", "compiled"), (graphs.VARIABLE, "calls", "graph")]
 pytestmark = pytest.mark.parametrize(("variable", "word", "usual"), WAYS)

@@ -10,7 +10,7 @@ from pagedopt.system.cuda import calls
 from pagedopt.system.cuda.calls import Calls
 from pagedopt.system.cuda.copies import Copy
 from pagedopt.system.cuda.driver import CudaError
-from pagedopt.system.look.build import compiled_look
+from pagedopt.system.look import compiled_look
 
 THREE = [("cuStreamWaitEvent", 1, 2, 0), ("cuMemcpyAsync", 3, 4, 5, 1), ("cuEventRecord", 6, 1)]
 

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
 from pagedopt.system import cache, warn
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 
 COMPILED = build._kept(build._file())
 
@@ -83,7 +83,7 @@ def test_the_compiler_has_a_limit_and_what_it_has_started_ends(
     compiler(tmp_path, f"echo $$ > {tmp_path / 'number'}; sleep 600", monkeypatch)
     child = """
 import sys
-from pagedopt.system.look import build
+from pagedopt.system import look as build
 build.LIMIT = 1
 build.main()
 """

@@ -20,7 +20,7 @@ from file_support import MIB, assert_holds, assert_measured, assert_whole, fill,
 from stand_ins import raising
 
 from pagedopt.system.files import host, libc, state_file
-from pagedopt.system.files.mounts import file_system
+from pagedopt.system.files.host import file_system
 from pagedopt.system.files.state_file import FOLDER_VARIABLE, StateFile, state_folder
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -17,9 +17,17 @@ from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2
 from ...formats.sixteen import PARAM, REMAINDERS
 from ...rules import UPDATES
-from ...tables.columns import dense_like, has_memory, same_layout
-from ...tables.misfit import Misfit, misfit
-from ...tables.shards import is_sharded, like_shard, local, placement_of
+from ...tables.tensors import (
+    Misfit,
+    dense_like,
+    has_memory,
+    is_sharded,
+    like_shard,
+    local,
+    misfit,
+    placement_of,
+    same_layout,
+)
 from ..columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 from ..rule_optimizer import Group, RuleOptimizer, number_names, occurrences
 from ..scalars import NumberSpec, beside_param, new_numbers
@@ -182,7 +190,8 @@ def _complete(
 def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
     """Raise ValueError if a loaded group lacks a hyperparameter it had ``before``, or a parameter appears twice."""
     for index, (group, old) in enumerate(zip(optimizer.param_groups, before, strict=True)):
-        if absent := [name for name in optimizer.defaults if name in old and name not in group]:
+        wanted = old.keys() - group.keys() - {"differentiable"}  # which torch adds to defaults with each load
+        if absent := [name for name in optimizer.defaults if name in wanted]:
             raise ValueError(f"loaded group {index} has no {', '.join(absent)}: it is of another optimizer")
     keys = [key for group in state_dict["param_groups"] for key in group["params"]]
     if len(set(keys)) < len(keys):

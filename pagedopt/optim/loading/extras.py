@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...tables.columns import has_memory
+from ...tables.tensors import has_memory
 from ..scalars import beside_param
 from .check import Loaded, State
 

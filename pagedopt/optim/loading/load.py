@@ -16,11 +16,10 @@ import torch
 
 from ...formats.floating import NUMBERS
 from ...formats.format import Format
+from ...placements.state import Wanted
 from ...placements.store import Store
-from ...placements.wanted import Wanted
 from ...system.interrupts import Uninterrupted
-from ...tables.columns import widest_first
-from ...tables.shards import local
+from ...tables.tensors import local, widest_first
 from ..columns import decode, encode
 from ..gather import check_choices
 from ..options import check_group_options, keep_own

@@ -17,13 +17,13 @@ import torch
 from ...launch.sweep import LaunchesOfSpans
 from ...paging.arrivals import Arrivals, Visit
 from ...paging.pages import Indices
-from ...paging.visits import Launch, Mover, Span, passes
+from ...paging.visits import Mover, Span, Update, passes
 from ...placements.movers import Ring
 from ...placements.own_mover import KnownCalls, OwnMover
-from ...tables.columns import has_memory
 from ...tables.layout import HostTable
-from ..launch import Bucket, Update
-from ..plan import Coming, PreparedStep, put_state
+from ...tables.tensors import has_memory
+from ..launch import Launch, Work
+from ..plan import Coming, Step, put_state
 from ..step.pending import REPLACED
 from .side_stream import SideStream
 
@@ -43,11 +43,10 @@ class CyclePlan:
     Spans count the chunks of all tables, one table behind the other.
     """
 
-    def __init__(self, step: PreparedStep, coming: Coming) -> None:
-        by_sweep = {id(bucket.sweep): bucket for bucket in step.plan.buckets}
-        #: Of each update: its bucket, its table, and the number of its first chunk.
-        self.buckets: list[Bucket] = [by_sweep[id(update.sweep)] for update in step.updates]
-        self.tables: list[HostTable] = [update.sweep.table.host for update in step.updates]
+    def __init__(self, step: Step, coming: Coming) -> None:
+        #: Of each update: its launch, its table, and the number of its first chunk.
+        self.launches: list[Launch] = [update.launch for update in step.work]
+        self.tables: list[HostTable] = [update.sweep.table.host for update in step.work]
         self.bases: list[int] = []
         self._chunks = 0
         self.rows: dict[int, _Rows] = {}
@@ -58,21 +57,21 @@ class CyclePlan:
         self._calls: KnownCalls = {}
         self.launch_calls: LaunchesOfSpans = {}
         found: list[tuple[int, Visit]] = []
-        for bucket, update in zip(self.buckets, step.updates, strict=True):
-            found += self._take(bucket, update, coming)
+        for launch, update in zip(self.launches, step.work, strict=True):
+            found += self._take(launch, update, coming)
         self.visits = [visit for _, visit in sorted(found, key=lambda each: each[0])]
         #: The parameters that each launch updates, by its span.
         self.updated = {visit.span: visit.needs for visit in self.visits}
         self.updated |= {span: (name,) for name, of in self.at_hand.items() for span in of}
         #: All launches of each table.
-        self.launches: list[list[Launch]] = [[] for _ in self.tables]
+        self.actions: list[list[Update]] = [[] for _ in self.tables]
         for span in self.updated:
             number, own = self.place(span)
-            self.launches[number].append(Launch(own))
+            self.actions[number].append(Update(own))
 
-    def _take(self, bucket: Bucket, update: Update, coming: Coming) -> Iterator[tuple[int, Visit]]:
+    def _take(self, launch: Launch, update: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
         """Take the rows of one table, and yield its visits, each with its turn."""
-        table, route, count = update.sweep.table.host, update.route, bucket.count
+        table, route, count = update.sweep.table.host, update.route, launch.count
         names, base = [*map(id, update.tensors[:count])], self._chunks
         self.bases.append(base)
         self._chunks += len(table.chunk_words)
@@ -97,7 +96,7 @@ class CyclePlan:
                 mine = self.at_hand.setdefault(names[i], [])
                 first = mine.pop()[0] if mine and mine[-1][1] == first else first
                 mine.append((first, last))
-        turns = [coming.turns[position] for position in bucket.positions]
+        turns = [coming.turns[position] for position in launch.positions]
         for (move, (first, last)), span in zip(moves, chunks[hand:], strict=True):
             here = [i for i in np.unique(tensor[first:last]).tolist() if names[i] in self.rows]
             if here:
@@ -115,9 +114,9 @@ class CyclePlan:
             self._ring, self._calls = ring, {}
         return self._calls
 
-    def fits(self, step: PreparedStep) -> bool:
+    def fits(self, step: Step) -> bool:
         """Return whether a step has the tables that this was made for."""
-        now = [update.sweep.table.host for update in step.updates]
+        now = [update.sweep.table.host for update in step.work]
         return len(now) == len(self.tables) and all(a is b for a, b in zip(now, self.tables, strict=True))
 
 
@@ -128,25 +127,25 @@ class Cycle:
         params: those whose gradient was taken, by id, in the order of their gradients.
     """
 
-    def __init__(self, plan: CyclePlan, step: PreparedStep, side: SideStream | None) -> None:
+    def __init__(self, plan: CyclePlan, step: Step, side: SideStream | None) -> None:
         self.plan, self.step, self._side = plan, step, side
         self.params: dict[int, torch.Tensor] = {}
         self._grads: dict[int, torch.Tensor] = {}
         self._open = False
         #: By id of a parameter: it and its state, their addresses, and their storages, which are kept to the end.
         self._memory: dict[int, tuple[list[torch.Tensor], list[int], list[object]]] = {}
-        for bucket, update in zip(plan.buckets, step.updates, strict=True):
-            for i, p in enumerate(update.tensors[: bucket.count]):
+        for launch, update in zip(plan.launches, step.work, strict=True):
+            for i, p in enumerate(update.tensors[: launch.count]):
                 if id(p) in plan.rows:
-                    there = [t for t in (p, *update.tensors[2 * bucket.count + i :: bucket.count]) if t is not None]
+                    there = [t for t in (p, *update.tensors[2 * launch.count + i :: launch.count]) if t is not None]
                     self._memory[id(p)] = there, [*map(_address, there)], [*map(_storage, there)]
-        for update in step.updates:
+        for update in step.work:
             update.sweep.begun = False
             update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
         stream = 0 if side is None else side.handle
         self._launches = [
-            update.sweep.launch_of_spans(update.sweep.ready(launches), stream, plan.launch_calls)
-            for update, launches in zip(step.updates, plan.launches, strict=True)
+            update.sweep.launch_of_spans(update.sweep.ready(actions), stream, plan.launch_calls)
+            for update, actions in zip(step.work, plan.actions, strict=True)
         ]
         self._arrivals = Arrivals(plan.at_hand, plan.visits)
         self._passes = passes(self._arrivals.actions(), self._launch, self._mover())
@@ -184,7 +183,7 @@ class Cycle:
 
     def begun(self) -> bool:
         """Return whether a launch has begun: part of parameters and state may be new."""
-        return any(update.sweep.begun for update in self.step.updates)
+        return any(update.sweep.begun for update in self.step.work)
 
     def gradient_of(self, p: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of a parameter as kernels take it; None: it is left to the plain step behind this one.
@@ -228,10 +227,10 @@ class Cycle:
             pass
         self._end()
         optimizer = self.step.optimizer
-        for bucket, update in zip(self.plan.buckets, self.step.updates, strict=True):
-            absent = [i for i, p in enumerate(update.tensors[: bucket.count]) if id(p) not in self.params]
-            if len(absent) < bucket.count:
-                written = bucket.written_state(optimizer, update.tensors, absent)
+        for launch, update in zip(self.plan.launches, self.step.work, strict=True):
+            absent = [i for i, p in enumerate(update.tensors[: launch.count]) if id(p) not in self.params]
+            if len(absent) < launch.count:
+                written = launch.written_state(optimizer, update.tensors, absent)
                 update._replace(absent=absent, written=written).write_numbers()
         self.put_state()
 

@@ -16,7 +16,7 @@ import torch
 from ...system import internals
 from ...system.cuda.driver import Event
 from ...system.warn import outside
-from ..plan import Plan, PreparedStep
+from ..plan import Plan, Step
 from ..rule_optimizer import RuleOptimizer
 from ..step.pending import LastLaunches, addresses_in
 from ..step.queued import QueuedStep, why_not
@@ -251,7 +251,7 @@ class Overlap:
             order = dict(enumerate(turns))
             if order != optimizer.first_use:
                 optimizer.first_use = order
-                optimizer._launches = None  # its launches have another order
+                optimizer._plan = None  # its launches have another order
 
     def before_step(self, closure: bool) -> None:
         """A step is about to be prepared: wait if hooks of the user run before it, as a ``closure`` does; look anew."""
@@ -331,7 +331,7 @@ class Overlap:
 
     # --- steps
 
-    def take(self, step: PreparedStep) -> Plan:
+    def take(self, step: Step) -> Plan:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
         why = self._why_at_once(step)
         if not why:
@@ -343,7 +343,7 @@ class Overlap:
         self._seen = False
         return step.run()
 
-    def _why_at_once(self, step: PreparedStep) -> str:
+    def _why_at_once(self, step: Step) -> str:
         if self._off:
             return self._off
         if not self._seen:
@@ -352,14 +352,14 @@ class Overlap:
             return "hooks that run behind step() may read parameters"
         return why_not(step)
 
-    def _queue(self, step: PreparedStep) -> None:
+    def _queue(self, step: Step) -> None:
         self._seen = False
-        queued = QueuedStep(step, _side(step.updates[0].sweep.device), self._events, self._last)
+        queued = QueuedStep(step, _side(step.work[0].sweep.device), self._events, self._last)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
             everyone.with_queued.add(self)
             queued.launch()
-            for update in step.updates:
+            for update in step.work:
                 update.sweep.begun = True  # from now on an error leaves the state damaged
                 update.write_numbers()
             queued.counted()

@@ -11,9 +11,9 @@ import torch
 from ...common.patience import Patience
 from ...system import internals
 from ...system.interrupts import Uninterrupted
-from ...tables.shards import is_sharded
+from ...tables.tensors import is_sharded
 from ..clip import SCALING
-from ..plan import NO_SHARDS, Coming, Plan, PreparedStep, prepare_anew
+from ..plan import NO_SHARDS, Coming, Plan, Step, prepare_anew
 from ..rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
 from .cycle import Cycle, CyclePlan
 from .models import holds_any, refusal
@@ -68,7 +68,7 @@ class Within:
         weakref.finalize(optimizer, _remove, self._handles).atexit = False
         try:
             optimizer.store.own_rings(True)
-            optimizer._launches = None
+            optimizer._plan = None
             step = self._prepare(optimizer)
             self._hook_all(params)
         except BaseException:
@@ -82,7 +82,7 @@ class Within:
         _remove(self._handles)
         if (optimizer := self._optimizer()) is not None:
             optimizer.store.own_rings(False)
-            optimizer._launches = None
+            optimizer._plan = None
 
     def refuse(self, what: str) -> None:
         """Raise RuntimeError if a backward has begun a step that nobody has ended."""
@@ -176,7 +176,7 @@ class Within:
         turns = {i: self._turns.get(id(p), len(params)) for i, p in enumerate(params)}
         return Coming(frozenset([id(p) for p in some if self._takes(p)]), turns)
 
-    def _prepare(self, optimizer: RuleOptimizer) -> PreparedStep:
+    def _prepare(self, optimizer: RuleOptimizer) -> Step:
         """Prepare a step before its gradients are there."""
         store, known = optimizer.store, self._launches
         ready, coming = store.make_ready(), self._gradients_to_come(optimizer)
@@ -238,7 +238,7 @@ class Within:
             self._patience.served += 1
             return
         self._late += 1
-        if self._late >= self._patience.wait and not any(bucket.counts_anew for bucket in cycle.plan.buckets):
+        if self._late >= self._patience.wait and not any(launch.counts_anew for launch in cycle.plan.launches):
             self._turns = {name: turn for turn, name in enumerate(cycle.params)}
             self._launches, self._late = None, 0
             self._patience.lost()

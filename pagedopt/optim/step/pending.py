@@ -12,7 +12,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...system.compare_tensors import identities
-from ..launch import Update
+from ..launch import Work
 
 #: For each update, the indices of the parameters of each of its launches.
 Rows = Sequence[Sequence[Sequence[int]]]
@@ -64,7 +64,7 @@ class LastLaunches:
             piece: a page may end in the middle of a parameter.
     """
 
-    def __init__(self, made_for: tuple[Any, ...], updates: Sequence[Update], rows: Rows) -> None:
+    def __init__(self, made_for: tuple[Any, ...], updates: Sequence[Work], rows: Rows) -> None:
         self._made_for = made_for
         last, number, first = dict[int, tuple[int, int]](), 0, 0  # by id of a parameter: its launch and its place
         begins = dict[int, int]()  # by id of a parameter: its first launch
@@ -90,7 +90,7 @@ class LastLaunches:
         self.touched = [*accumulate(touched, max)]
 
     @classmethod
-    def of(cls, updates: Sequence[Update], rows: Rows, before: LastLaunches | None) -> LastLaunches:
+    def of(cls, updates: Sequence[Work], rows: Rows, before: LastLaunches | None) -> LastLaunches:
         """Return that of a step; ``before`` if it serves.
 
         Args:
@@ -103,7 +103,7 @@ class LastLaunches:
         made_for = [*rows], [update.absent for update in updates], identities(params), [*map(_address, there)]
         return before if before is not None and before._made_for == made_for else cls(made_for, updates, rows)
 
-    def keep_memory_for(self, side: torch.cuda.Stream, updates: Sequence[Update]) -> None:
+    def keep_memory_for(self, side: torch.cuda.Stream, updates: Sequence[Work]) -> None:
         """Let the allocator reuse no memory of parameters, should it be freed, before a stream is done with it.
 
         Gradients are left out: they are new in each step, and their memory would come back late.
@@ -157,7 +157,7 @@ class Pending:
         launch_of: by memory of a parameter, its last launch.
     """
 
-    def __init__(self, last: LastLaunches, updates: Sequence[Update]) -> None:
+    def __init__(self, last: LastLaunches, updates: Sequence[Work]) -> None:
         self.last, self.total = last, len(last.ends)
         self._params: list[Any] = last.pick(_params(updates))
         self._grads: list[Any] = last.pick(_grads(updates))
@@ -234,9 +234,9 @@ LOOKS = (
 )  # fmt: skip
 
 
-def _params(updates: Iterable[Update]) -> tuple[torch.Tensor | None, ...]:
+def _params(updates: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
     return (*chain.from_iterable(update.tensors[: len(update.seen) // 2] for update in updates),)
 
 
-def _grads(updates: Iterable[Update]) -> tuple[torch.Tensor | None, ...]:
+def _grads(updates: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
     return (*chain.from_iterable(update.tensors[(n := len(update.seen) // 2) : 2 * n] for update in updates),)

@@ -16,16 +16,16 @@ from ...placements.arena import Arena
 from ...system import internals
 from ...system.cuda.driver import Event, relaxed_capture
 from ...system.interrupts import Uninterrupted
-from ..launch import Update
+from ..launch import Work
 from ..page_graphs import StagedGraph
-from ..plan import PreparedStep
+from ..plan import Step
 from ..rule_optimizer import RuleOptimizer, whole
 from .pending import REPLACED, LastLaunches, Pending, addresses_of, cannot_be_told, memory_of, version_of
 
 
-def why_not(step: PreparedStep) -> str:
+def why_not(step: Step) -> str:
     """Return why a step cannot be queued, or ""."""
-    updates = step.updates
+    updates = step.work
     if not any(update.route is not None for update in updates):
         return "no page of its state is away"
     if any(map(_reads_hyperparameters, updates)):
@@ -39,7 +39,7 @@ def why_not(step: PreparedStep) -> str:
     return ""
 
 
-def _reads_hyperparameters(update: Update) -> bool:
+def _reads_hyperparameters(update: Work) -> bool:
     """Return whether the launch reads a learning rate or beta from the device when its turn comes."""
     transport = update.sweep.transport if update.sweep.device.type == "cuda" else None
     return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
@@ -72,25 +72,25 @@ class QueuedStep:
     """
 
     def __init__(
-        self, step: PreparedStep, side: torch.cuda.Stream | None, events: list[Event], before: LastLaunches | None
+        self, step: Step, side: torch.cuda.Stream | None, events: list[Event], before: LastLaunches | None
     ) -> None:
         self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
-        self.last, self._updates = before, step.updates
+        self.last, self._updates = before, step.work
         if side is None:
-            self.last = LastLaunches.of(step.updates, [update.rows_by_launch() for update in step.updates], before)
+            self.last = LastLaunches.of(step.work, [update.rows_by_launch() for update in step.work], before)
         self._pending: Pending | None = None  # until the step is counted
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
         # Launches may run when it is replaced.
-        self._state: list[Any] = [update.tensors[len(update.seen) :] for update in step.updates]
+        self._state: list[Any] = [update.tensors[len(update.seen) :] for update in step.work]
         self._addresses = addresses_of(self._state)
         self._side, self._events_of_calls, self._events = side, events, list[Event]()
         self._looked = 0  # launches before which _look() has looked
         self._versions, self._counters = step.optimizer.store.versions, (list[torch.Tensor](), list[int]())
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
-        self._launches: Generator[None] | None = _launches(step.updates, step.ready.arenas) if side is None else None
+        self._launches: Generator[None] | None = _launches(step.work, step.ready.arenas) if side is None else None
         self._arenas = step.ready.arenas
-        self._later: tuple[Sequence[Update], Sequence[StagedGraph | None]] | None = None  # is still to be launched
+        self._later: tuple[Sequence[Work], Sequence[StagedGraph | None]] | None = None  # is still to be launched
         if side is not None:
             self._owner = torch.cuda.current_stream(side.device)
 
@@ -172,7 +172,7 @@ class QueuedStep:
         self._updates, self._pending, self.total = (), pending, pending.total  # all at once, or nothing
 
     def _launch_on(
-        self, side: torch.cuda.Stream, updates: Sequence[Update], graphs: Sequence[StagedGraph | None]
+        self, side: torch.cuda.Stream, updates: Sequence[Work], graphs: Sequence[StagedGraph | None]
     ) -> None:
         """Queue all launches on a stream, each with an event behind it."""
         events = list[Event]()
@@ -382,7 +382,7 @@ class QueuedStep:
         self._let_go(0, self.total)
 
 
-def _launches(updates: Sequence[Update], arenas: Sequence[Arena]) -> Generator[None]:
+def _launches(updates: Sequence[Work], arenas: Sequence[Arena]) -> Generator[None]:
     """Carry out all updates; yield behind each launch."""
     for update in updates:
         yield from update.passes(arenas)

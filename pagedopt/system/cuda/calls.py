@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..look.build import compiled_look
+from ..look import compiled_look
 from .driver import call, check_code
 
 #: The name of a driver's function, and at most four arguments: addresses, handles and numbers.

@@ -19,7 +19,7 @@ from ..state_lost import lost_in_move
 from . import disk_file, libc
 from .disk_file import DiskFile
 from .fresh import Fresh, Stretch, filled, joined, total, unmap_all
-from .mounts import file_system
+from .host import file_system
 
 #: The variable that names the folder of state files.
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"

@@ -1,7 +1,4 @@
-"""Numba's compiled code in our own cache.
-
-Numba's own cache unpickles any file that it finds, raises on damaged ones, and may choose its folder itself.
-"""
+"""What needs Numba to be loaded: our cache of its compiled code, and calls of C functions by their addresses."""
 
 from __future__ import annotations
 
@@ -10,11 +7,14 @@ import pickle
 from typing import Any
 
 import numba
+from llvmlite import ir
+from numba import types
 from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+from numba.extending import intrinsic
 
-from .. import cache
+from . import cache
 
 
 class CodeCache(NullCache):
@@ -48,3 +48,17 @@ class CodeCache(NullCache):
     def _file(self, sig: Any, codegen: Any) -> str:
         key = hashlib.sha256(repr((str(sig), codegen.magic_tuple(), numba.__version__)).encode())
         return f"{self.name}-{key.hexdigest()[:16]}.numba"
+
+
+_WORD = ir.IntType(64)
+
+
+@intrinsic
+def call_with_word_at(typing_context: Any, function: Any, address: Any) -> Any:
+    """Call a function that takes one pointer and returns one with the pointer that lies at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function = builder.inttoptr(arguments[0], ir.FunctionType(_WORD, [_WORD]).as_pointer())
+        return builder.call(function, [builder.load(builder.inttoptr(arguments[1], _WORD.as_pointer()))])
+
+    return types.int64(types.int64, types.int64), generate

@@ -1,8 +1,4 @@
-"""Builds the compiled look, ``look.cpp``, in the background, keeps it in the cache of kernels, and loads it.
-
-A child process compiles it, once for each build of torch and Python.  Until it has, and where it cannot, steps look in
-Python.
-"""
+"""Builds the compiled look, ``look.cpp``, in the background, keeps it in the cache of kernels, and loads it."""
 
 from __future__ import annotations
 
@@ -29,8 +25,8 @@ from typing import Any
 
 import torch
 
-from .. import cache
-from ..variables import asks_for
+from . import cache
+from .warn import asks_for
 
 #: "python": optimizers made from now on have no compiled look.  Otherwise they have it where it can be built.
 VARIABLE = "PAGEDOPT_LOOK"

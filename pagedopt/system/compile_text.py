@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..warn import warn_once
+from .warn import warn_once
 
 
 def turn_jit_on() -> None:
@@ -50,7 +50,7 @@ def load(text: str, name: str, beside: str) -> Any:
 
 def with_disk_cache(module: ModuleType, name: str) -> Any:
     """Return a function of a generated module, with its compiled code cached on disk."""
-    from .code_cache import CodeCache
+    from .numba_parts import CodeCache
 
     function = module.__dict__[name]
     function._cache = CodeCache(f"{module.__name__}-{name}")

@@ -1,1 +1,0 @@
-"""Numba functions that are compiled from generated text and cached on disk."""
