@@ -13,7 +13,7 @@ import torch
 from optim_support import through_file
 from support import BF16, F16, F32
 
-from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, estimate
 from pagedopt.formats.sixteen import SPLIT
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.system import warn
@@ -154,6 +154,43 @@ def test_place_replica_and_resume_change_no_bit(kind: str, options: str) -> None
     other, its = fresh(seed=9)
     train(other, its, range(8))
     assert alike(results[0], bits(other, its)) is (options == "+16")
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+@pytest.mark.parametrize("options", ["stochastic", "+8 int8"])
+def test_a_hidden_update_changes_no_bit(overlap: str, options: str) -> None:
+    """And is no write of somebody else's."""
+    results = []
+    for attached in (None, overlap):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64)).bfloat16()
+        opt = PagedAdamW(model.parameters(), lr=1e-3, device_budget=0, **OPTIONS[options])
+        if attached:
+            opt.attach(model, overlap=attached)
+        for step in range(5):
+            model(torch.full((4, 64), 0.1 * step, dtype=BF16)).square().mean().backward()
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                opt.step()
+            opt.zero_grad()
+        opt.wait()
+        results.append(bits(opt, [*model.parameters()]))
+    assert alike(*results)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_estimate_is_what_a_report_says(options: str) -> None:
+    opt, params = trained(**OPTIONS[options])
+    plan = estimate(params, state_format=opt.state_format, param_format=opt.param_format)
+    assert plan.state_bytes == sum(opt.memory_report().by_place.values())
+
+
+def test_all_in_five_bytes_a_parameter() -> None:
+    plan = estimate(
+        "7B", param_dtype="bfloat16", param_format="bfloat16+8", state_format="int8", device_budget=0
+    )  # fmt: skip
+    assert plan.away_bytes / plan.parameters == pytest.approx(3.03, abs=0.005)
+    assert (plan.param_bytes + plan.state_bytes) / plan.parameters == pytest.approx(5.03, abs=0.005)
 
 
 def test_float16_is_rounded_at_random_and_takes_no_remainder() -> None:
