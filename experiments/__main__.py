@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 PAGES = {
     "readme": ("readme", "main", "fill README.md with what is kept, and draw its picture"),
     "drawings": ("drawings", "main", "draw how it works, from the code's own values"),
-    "lecture": ("lecture.page", "main", "write notes/lecture.md, what the lectures claim, from results that are kept"),
+    "lecture": (
+        "lecture.page",
+        "main",
+        "write notes/claims.md and the quotes in notes/lecture.md from stored results",
+    ),
     "release_check": ("release_check", "main", "fail on what is quoted and has changed since it was measured"),
 }
 INTERRUPTED = 130
@@ -44,7 +48,8 @@ class Parser(Explaining):
 
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
-        from experiments.lab import refuse
+
+        from experiments.kept import refuse
 
         refuse(f"{self.prog}: {self.told(message)}")
 
@@ -125,14 +130,14 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
         SystemExit: with status 2 and one line, if the options cannot be followed.
     """
     from experiments import kept, pictures
-    from experiments.lab import Page, Run, chosen_device
+    from experiments.lab import Page, Run
 
     options = parse(experiment, part, arguments)
     if options.kept is not None:
         return of_kept(experiment, options)
     if options.device != "cpu" and len(options.only) > 1:
         return one_by_one(experiment, options, arguments)
-    device, conditions = chosen_device(options.device), kept.conditions()
+    device, conditions = kept.chosen_device(options.device), kept.conditions()
     skipped = "NEEDS_GPU" if device.type == "cpu" else "CPU_ONLY"
     asked = {n: m for n, m in experiment.questions.items() if n in options.only and not getattr(m, skipped, False)}
     path = options.out / f"{experiment.name}-{kept.label(device)}.json"

@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Loads this module from here and everything else, pagedopt too, from a tree that may be another.
-BOOT = """
-import sys
-root, tree = sys.argv[1:3]
-sys.path.insert(0, root)
-import experiments.child
-sys.path[0] = tree
-experiments.child.serve(*sys.argv[3:])
-"""
+BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from experiments.child import serve; serve(*sys.argv[2:])"
 
 
 class Child:
@@ -36,7 +28,6 @@ class Child:
         function: of a module (not a method, nothing local), a generator of plain dicts.
         limit: seconds after which it is killed.
         environment: variables that it has besides those of this process.
-        tree: the checkout whose pagedopt it imports; by default this one.
 
     Attributes:
         pid: of the process.
@@ -49,7 +40,6 @@ class Child:
         *arguments: Any,
         limit: float,
         environment: Mapping[str, str] | None = None,
-        tree: Path = ROOT,
     ) -> None:
         module, name = function.__module__, function.__qualname__
         if module == "__main__" or not name.isidentifier():
@@ -58,7 +48,7 @@ class Child:
         self._limit = limit
         ours, theirs = os.pipe()
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        command = [sys.executable, "-P", "-c", BOOT, str(ROOT), str(tree), str(theirs), module, name]
+        command = [sys.executable, "-P", "-c", BOOT, str(ROOT), str(theirs), module, name]
         try:
             self._process = subprocess.Popen(
                 [*command, json.dumps(arguments)],

@@ -14,17 +14,18 @@ import pkgutil
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 import experiments
-from experiments.lab import Page, Rows, Table, refuse
+from experiments.lab import Page, Rows, Table
 from pagedopt.commands.results import as_json
 from pagedopt.system import machine
 
@@ -37,6 +38,17 @@ MACHINE = ("processor", "cores", "gpu", "python", "torch", "torch_cuda", "numpy"
 VERSIONS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numba")
 PACKAGES = ("torch", "numpy", *VERSIONS[:3], "numba", "bitsandbytes", "torchao", "torch-optimi")
 UNMEASURED = "not measured in this run"
+
+
+def refuse(text: str) -> NoReturn:
+    """End with exit status 2 and one line.
+
+    Raises:
+        SystemExit: always.
+    """
+    print(text, file=sys.stderr)
+    raise SystemExit(2)
+
 
 # --- experiments
 
@@ -99,6 +111,24 @@ def near(name: str) -> list[str]:
 
 
 # --- the commit, and the machine
+
+
+def chosen_device(name: str) -> torch.device:
+    """The device, with its index, made current.
+
+    Raises:
+        SystemExit: the device is not here.
+    """
+    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if not found:
+        refuse(f"--device is {name!r}; use cuda, cuda:N or cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    index, there = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= there:
+        refuse(f"--device is {name!r}; torch sees {there} CUDA devices here, numbered from 0; or use --device cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def label(device: torch.device) -> str:

@@ -21,13 +21,12 @@ import argparse
 import contextlib
 import functools
 import gc
+import itertools
 import random
-import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -41,21 +40,10 @@ Column = str | Callable[[Row], Any]
 Shown = Callable[[Row], str]
 
 
-def refuse(text: str) -> NoReturn:
-    """End with exit status 2 and one line.
-
-    Raises:
-        SystemExit: always.
-    """
-    print(text, file=sys.stderr)
-    raise SystemExit(2)
-
-
 # --- the clock
 
-MIN_ROUNDS = 5
 #: A longer gate would take longer than what it protects (µs).
-LONGEST_SPIN = 100_000.0
+MIN_ROUNDS, LONGEST_SPIN = 5, 100_000.0
 #: The percentiles of a series that results keep.
 PERCENTILES = {"min": 0, "p5": 5, "p10": 10, "p25": 25, "median": 50, "p75": 75, "p90": 90, "p95": 95, "max": 100}
 #: (host, wall, gpu) in µs.
@@ -114,9 +102,8 @@ def sampled(
     """
     if len({case.name for case in cases}) < len(cases):
         raise ValueError(f"cases have the same name: {', '.join(case.name for case in cases)}")
-    sample = [
-        CudaClock(case).sample if device.type == "cuda" else functools.partial(host_sample, case) for case in cases
-    ]
+    cuda = device.type == "cuda"
+    sample = [CudaClock(case).sample if cuda else functools.partial(host_sample, case) for case in cases]
     order, drawn = list(range(len(cases))), random.Random(0)
     kept: list[list[Sample]] = [[] for _ in cases]
     gc.collect()
@@ -154,8 +141,7 @@ class CudaClock:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.start, self.end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.spin = 100.0
-        self.given_up = False
+        self.spin, self.given_up = 100.0, False
 
     def sample(self) -> Sample:
         """(host, wall, gpu) in µs."""
@@ -356,17 +342,14 @@ def gb(column: Column) -> Shown:
 
 def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
     """A series: its median, and from where to where most of it lies."""
-    pattern = "{} ({} to {})"
-    return lambda row: (
-        pattern.format(*(number(found[end]) for end in ("median", low, high))) if (found := cell(row, column)) else "-"
-    )
+    ends, pattern = ("median", low, high), "{} ({} to {})"
+    return lambda row: pattern.format(*(number(x[e]) for e in ends)) if (x := cell(row, column)) else "-"
 
 
 def spread_ms(column: Column) -> Shown:
     """From where to where most of a series of µs lies, in ms."""
-    return lambda row: (
-        "-" if (found := cell(row, column)) is None else " to ".join(number(found[p] / 1e3) for p in ("p10", "p90"))
-    )
+    ends, pattern = ("p10", "p90"), "{} to {}"
+    return lambda row: pattern.format(*(number(x[e] / 1e3) for e in ends)) if (x := cell(row, column)) else "-"
 
 
 def yes_or_no(column: Column) -> Shown:
@@ -502,24 +485,6 @@ class Run:
             torch.cuda.empty_cache()
 
 
-def chosen_device(name: str) -> torch.device:
-    """The device, with its index, made current.
-
-    Raises:
-        SystemExit: the device is not here.
-    """
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-    if not found:
-        refuse(f"--device is {name!r}; use cuda, cuda:N or cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    index, there = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= there:
-        refuse(f"--device is {name!r}; torch sees {there} CUDA devices here, numbered from 0; or use --device cpu")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
-
-
 # --- a page
 
 
@@ -532,10 +497,9 @@ class Table(NamedTuple):
 
     def full(self) -> Table:
         """Without columns that say nothing in any line."""
-        kept = [
-            i for i in range(len(self.headings)) if not self.lines or any(x[i] not in ("", "-") for x in self.lines)
-        ]
-        return Table(self.title, [self.headings[i] for i in kept], [[line[i] for i in kept] for line in self.lines])
+        said = [any(cell not in ("", "-") for cell in column) for column in zip(*self.lines, strict=True)]
+        kept = functools.partial(itertools.compress, selectors=said)
+        return Table(self.title, list(kept(self.headings)), [list(kept(line)) for line in self.lines])
 
 
 class Verdict(NamedTuple):

@@ -154,21 +154,20 @@ def seven_billion(results: Results) -> str:
         for name, plan, taken, share in ways
     ]  # fmt: skip
     titles = ("AdamW, 7 B parameters in bfloat16", "GiB on the card", "left for activations",
-              "ms of all updates, by rates alone", "by the share of them that steps reach",
+              "ms of all updates, ideal", "ms, expected",
               "GiB of state on the host")  # fmt: skip
     machine = near.rates.machine.partition(",")[0].removeprefix("an ")
     resident, staged, int8 = (f"{100 * share:.0f} %" for share in shares.values())
     (step,) = asked(results, "in_8_bits.in_8_bits").where(place="away", case=IN_8_BITS["away"])
     by_wall = 7e9 / step["numel"] * step["wall"]["median"] / 1e3
     return (
-        f"{markdown(titles, lines)}\n\nReckoned by `pagedopt plan`, not measured. State is bfloat16, as the "
-        "parameters, and in the last row 8-bit codes.\nState on the host takes page-locked RAM. Times are by the rates "
-        f"of an {machine}; a slower link\nbetween card and host takes longer. Steps that were measured, over fewer "
-        f"parameters, reach {resident} of these rates on the card,\n{staged} with float32 state on the host, and "
-        f"{int8} with 8-bit state there, by the GPU's clock (by the wall the last row is {number(by_wall)} ms)."
-        f"\nParameters and gradients alone take {number((away.param_bytes + away.grad_bytes) / 2**30)} GiB. So the "
-        "lower two rows update each parameter within the backward and\ndrop its gradient; the largest gradient comes "
-        "on top."
+        f"{markdown(titles, lines)}\n\nCalculated by `pagedopt plan`, not measured. State is bfloat16 (last row: "
+        f"int8), on the host in page-locked RAM.\n*Ideal* is by the rates of an {machine}; *expected* is by the share "
+        f"of them that measured steps reach:\n{resident} on the card, {staged} with float32 state on the host, {int8} "
+        f"with 8-bit state there (GPU clock; by the wall the last row takes {number(by_wall)} ms).\n"
+        "A slower link takes longer. Parameters and gradients alone take "
+        f"{number((away.param_bytes + away.grad_bytes) / 2**30)} GiB, so the lower "
+        "two rows update each parameter within the backward and free its\ngradient. The largest gradient comes on top."
     )
 
 
@@ -210,8 +209,8 @@ def options(results: Results) -> str:
         lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
     titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
     return (
-        f"{markdown(titles, lines)}\n\nEach row is of one run, on an {gpu(results)} where no card is named; "
-        "[above](#what-it-measures) a step may be of another, with another time."
+        f"{markdown(titles, lines)}\n\nRows come from separate runs ({gpu(results)} unless named), so times may differ "
+        "from the tables above."
     )
 
 
@@ -298,16 +297,16 @@ def memory_and_time(results: Results) -> str:
     said = (
         f"{gpu(results)}, and {gpu(results, 'in_8_bits')} for ours with 8-bit state "
         f"([int8](int8.md#how-fast-is-a-step-with-it)), where our float32 step on the device takes "
-        f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState lies there "
-        f"before and after every step; what is away passes through {ring / 2**20:.0f} MiB more on the device.\nOur "
-        "rows, and those of torch, torchao and bitsandbytes, are of different processes, whose hosts differ. "
+        f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState on "
+        f"the host is streamed through {ring / 2**20:.0f} MiB of buffers on the device.\n"
+        "Rows were measured in separate processes; compare the GPU column. "
         f"By the GPU torch's fused step takes {fused_over_ours(results):.2f} times as long as ours.\ntorchao's row is "
-        f"a backward and a step. Some {gradients(results):.0f} ms of it are gradients on their way down, which in "
-        "training overlap the backward; a step by itself was not measured.\nbitsandbytes leaves its pages on the "
-        f"device. Our harness pushes them out after each step, which takes {back[0]} ms by itself, and {back[1]} in "
-        f"8 bits; a step whose pages are still there takes {warm[0]} and {warm[1]}.\nIts 32-bit step takes "
-        f"{wide[ALONE]['over']:.2f} times as long as ours with all state away, and {wide[SAME]['over']:.2f} times with "
-        "its pages pushed out. Its 8-bit step moves a quarter of the bytes, and its results differ from float32's."
+        f"a backward and a step. About {gradients(results):.0f} ms of it are copies of gradients to the host, "
+        "which in training overlap the backward.\nbitsandbytes leaves its pages on the "
+        f"device. We push them out after each step ({back[0]} ms, {back[1]} in 8 bits); a step whose pages are still "
+        f"there takes {warm[0]} ms, {warm[1]} in 8 bits.\nIts 32-bit step takes "
+        f"{wide[ALONE]['over']:.2f} times as long as ours with all state on the host, {wide[SAME]['over']:.2f} times "
+        "with its pages pushed out. Its 8-bit step moves a quarter of the bytes, and its results differ from float32's."
     )
     titles = (title, "GiB of state on the device", "on the host", "ms a step, wall", "ms a step, GPU")
     return f"{markdown(titles, lines)}\n\n{said}"
@@ -333,13 +332,12 @@ def resident(results: Results) -> str:
     narrow = asked(results, "in_16_bits.in_16_bits").where(device="cuda")
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
-        f"copy move 22. The step that is shorter on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
+        f"copy move 22. The faster step on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
         f"state in both it is {shorter(narrow)} ([in 16 bits](int8.md#everything-in-16-bits)).\n"
-        "The row in a CUDA graph is of another run ([captured_step](captured_step.md)), in which "
-        f"an eager step over these tensors takes {eager[0]} µs by the wall, and torch's {eager[1]} µs.\nThe row of a "
-        "Llama is of another run, too ([optimizer_ladder](optimizer_ladder.md)): each step ran beside a copy "
-        f"only, the compiled one in a process of its own.\nIt takes {by_wall:.2f} times as long as ours by the wall, "
-        f"and {by_gpu:.2f} times by the GPU; in the other rows it was not timed."
+        "The CUDA graphs come from another run ([captured_step](captured_step.md)), in which "
+        f"an eager step takes {eager[0]} µs by the wall, torch's {eager[1]} µs.\nThe Llama layer comes from another "
+        "run, too ([optimizer_ladder](optimizer_ladder.md)); the compiled step was timed only there. It takes\n"
+        f"{by_wall:.2f} times as long as ours by the wall, and {by_gpu:.2f} times by the GPU."
     )
 
 

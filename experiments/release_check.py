@@ -14,7 +14,7 @@ def main() -> int:
     """Print what is wrong; 1 if anything is."""
     front, verdicts = Results(), Results()
     pages = {kept.ROOT / name: [*readme.blocks(front, name).values()] for name in readme.PAGES}
-    pages[kept.NOTES / "lecture.md"] = [page.page(results=verdicts)]
+    pages |= {page.TABLE: [page.page(results=verdicts)], page.STORY: [*page.quotes(verdicts).values()]}
     verdicts.asked += front.asked
     found = [*stale(verdicts), *old_pages(pages)]
     print("\n".join(found) or f"{len(set(verdicts.asked))} parts are quoted, and none has changed since")

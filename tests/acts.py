@@ -304,6 +304,44 @@ def without(name: str) -> Act:
     return lambda w: w.groups[0].pop(name)
 
 
+def begin_anew(w: World) -> None:
+    """Groups are emptied and filled again."""
+    params = w.listed()
+    w.optimizer.state = defaultdict(dict)
+    del w.groups[:]
+    w.optimizer.add_param_group({"params": params})
+
+
+def zeros(w: World) -> Any:
+    return defaultdict(dict, {p: {n: torch.zeros_like(t) for n, t in e.items()} for p, e in w.state.items()})
+
+
+def content(make: Callable[[World], dict[str, Any]]) -> Act:
+    """Some of an optimizer's content is set, as a pickle does."""
+    return lambda w: w.optimizer.__setstate__(make(w))
+
+
+#: Ways in which people reset an optimizer between tasks, and parts of its content that they set.
+RESETS: dict[str, Act] = {
+    "entries emptied": lambda w: w.state.update({p: {} for p in w.listed()}),
+    "state = zeros": lambda w: setattr(w.optimizer, "state", zeros(w)),
+    "groups anew": begin_anew,
+    "an empty state dict": lambda w: w.optimizer.load_state_dict({**w.optimizer.state_dict(), "state": {}}),
+    "content: state": content(lambda w: {"state": defaultdict(dict)}),
+    "content: zeros": content(lambda w: {"state": zeros(w)}),
+    "content: groups": content(lambda w: {"param_groups": one_each(w.groups)}),
+    "content: groups without flags": content(
+        lambda w: {"param_groups": [{k: g[k] for k in g if k not in ("maximize", "foreach")} for g in w.groups]}
+    ),
+    "content: defaults": lambda w: (
+        w.optimizer.__setstate__({"defaults": {**w.optimizer.defaults, "lr": 0.5}}), begin_anew(w)
+    ),
+    "content: another name": content(lambda w: {"mine": 3}),
+    "content: nothing": content(lambda w: {}),
+    "content: its own": content(lambda w: w.optimizer.__getstate__()),
+}  # fmt: skip
+
+
 # --- parameters, and Gaussian splatting: the parameter itself is replaced, and its state cut or grown -----------------
 
 
@@ -524,7 +562,7 @@ NORMS: dict[str, Act] = {
 def acts_of(name: str) -> dict[str, Act]:
     """All that is done to an optimizer of this kind."""
     case = BY_STATE[name]
-    found = {**STATE, **GROUPS, **MOVES}
+    found = {**STATE, **GROUPS, **RESETS, **MOVES}
     for which in sorted({0, len(case.names) - 1}):
         found |= {f"{case.names[which]}: {label}": one(change, which) for label, change in TENSORS.items()}
     for label in ("clone", "slice of larger", "data", "share_memory_"):

@@ -114,6 +114,7 @@ class Side:
         share: of the state's bytes that may be resident; None: there is no budget.
         python: no step is one compiled call.
         dense: parameters are contiguous, whatever they are on other sides.
+        device: where parameters are, if not where they are on other sides.
     """
 
     name: str
@@ -121,6 +122,7 @@ class Side:
     share: float | None = None
     python: bool = False
     dense: bool = False
+    device: str | None = None
 
     @property
     def rounds(self) -> bool:
@@ -164,7 +166,7 @@ class World:
         self.scaler = torch.amp.GradScaler(
             device, init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None
         )
-        self.scaler.scale(torch.ones((), device=device))
+        self.scaler.scale(torch.ones((), device=side.device or device))
         #: Steps taken; those of them that were one compiled call.
         self.count = self.quick = 0
         self.norm: torch.Tensor | None = None
@@ -172,10 +174,11 @@ class World:
         self.alive: list[Any] = []
         self.warned: list[str] = []
         #: Whether state may lie in pages, which take more room than it.
-        self.paged = side.share is not None or side.rounds
+        self.paged = side.share is not None or bool(side.options)
         self.held: Tensors = {}
         self.put: Tensors = {}
         shapes = enumerate((LARGE[device], *SHAPES))
+        device = side.device or device
         made = make(device) if make else [parameter(s, i, device, dtypes[i % len(dtypes)]) for i, s in shapes]
         self.params = [Parameter(t.detach().contiguous() if side.dense else t.detach()) for t in made]
         options = dict(side.options or {})
@@ -315,7 +318,7 @@ class Worlds:
                 assert str(error) == str(errors[0]), world.side.name
         self.over = wanted is not None or beyond
         for world in () if self.over else self.ours:
-            if self.theirs is not None:
+            if self.theirs is not None and world.side.device is None:
                 self._near(world, self.theirs)
             assert_kept(world)
             assert_reported(world)
@@ -358,12 +361,12 @@ def near(got: torch.Tensor, want: torch.Tensor, bound: float, what: str, strides
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:
-    return t.detach().contiguous().reshape(-1).view(torch.uint8)
+    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def assert_same_bits(one: World, other: World) -> None:
     """All that a step changes: parameters, state and step counts; versions, too, where both lie in the same place."""
-    alike = one.side.dense == other.side.dense
+    alike = (one.side.dense, one.side.device) == (other.side.dense, other.side.device)
     for i, (a, b) in enumerate(zip(one.params, other.params, strict=True)):
         same = a.dtype == b.dtype and torch.equal(bits(a), bits(b))
         assert same, f"{other.side.name} has another parameter {i} than {one.side.name}"

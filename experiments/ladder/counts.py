@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, chosen_device, last_line
+from experiments.kept import chosen_device
+from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works.batching import installed
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP
 from experiments.works.dispatch import dispatched

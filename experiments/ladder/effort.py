@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import pagedopt
-from experiments.lab import Page, Row, Rows, Run, chosen_device, last_line, on_one_clock, percent
+from experiments.kept import chosen_device
+from experiments.lab import Page, Row, Rows, Run, last_line, on_one_clock, percent
 from experiments.pictures import Lines
 from experiments.works import contenders, lines
 from experiments.works.contenders import COMPILED, FOREACH, FUSED, LOOP, OURS, TRITON

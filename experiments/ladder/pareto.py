@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from experiments.kept import chosen_device
 from experiments.lab import (
     Case,
     Column,
@@ -27,7 +28,6 @@ from experiments.lab import (
     Row,
     Rows,
     Run,
-    chosen_device,
     error,
     last_line,
     mib,

@@ -19,7 +19,8 @@ import torch
 from torch.optim.adamw import adamw as functional
 
 from experiments.child import only
-from experiments.lab import Case, Page, Row, Rows, Run, chosen_device, mib, ms, number, on_one_clock, series
+from experiments.kept import chosen_device
+from experiments.lab import Case, Page, Row, Rows, Run, mib, ms, number, on_one_clock, series
 from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from experiments.kept import chosen_device
 from experiments.lab import (
     Case,
     Column,
@@ -18,7 +19,6 @@ from experiments.lab import (
     Row,
     Rows,
     Run,
-    chosen_device,
     error,
     number,
     number_in,

@@ -1,7 +1,8 @@
-"""``notes/lecture.md``: a line per claim, made of kept results."""
+"""``notes/claims.md``, a table of all claims, and what ``notes/lecture.md`` quotes of it, made of stored results."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,12 +27,14 @@ from experiments.lecture.claims import (
 
 #: Lists the notes.
 INDEX = NOTES / "README.md"
+#: All claims; a reading of them, whose blocks name the claims that they quote: ``<!-- begin A5 A6 -->``.
+TABLE, STORY = NOTES / "claims.md", NOTES / "lecture.md"
 PARTS = {
-    "A": "Lecture 6: optimizers (000, and 001, the same in Chinese)",
-    "C": "CUDA performance, PyTorch flexibility (002)",
-    "D": "The puzzlers' answers on fusion (003)",
+    "A": 'GPU MODE lecture 6, "Optimizing Optimizers"',
+    "C": '"CUDA performance, PyTorch flexibility"',
+    "D": "The puzzlers' answers on fusion",
 }
-#: Stands behind a verdict while only a CPU's results are kept.
+#: Follows a verdict while only a CPU's results are stored.
 ON_A_CPU = "on a CPU, and a GPU has still to say"
 #: Verdicts behind a number.
 SEVERAL = {
@@ -39,26 +42,28 @@ SEVERAL = {
     LATER: "are left to a later part", NOT_YET: "not measured yet", NOT_HERE: "not shown here",
 }  # fmt: skip
 HEAD = """\
-# What the lectures say, and what is so
+# Claims of the lectures, and what was measured
 
-One line per claim of the four sources (`experiments/claims.toml`): what was claimed, its number, what was measured
-here, and whether it is so. Words in quotation marks are the source's, with its hedges. Every number under "ours" is
-read from a JSON in `experiments/results/`, measured on a GPU where the verdict does not say *on a CPU*; this page is
-written by `python -m experiments lecture`, and a test holds it to that.
+Made by `python -m experiments lecture` of `experiments/claims.toml` and `experiments/results/`; do not edit.
+[lecture.md](lecture.md) says the same in prose, with fewer numbers.
 
-The sources: 000 are notes on lecture 6 in English, 001 notes in Chinese, 002 is a talk, 003 the puzzlers' answers.
-A number "in its trace" is from the trace that is published with 003, not from its text.
+Sources: 000 and 001 are notes on GPU MODE lecture 6, "Optimizing Optimizers", in English and in Chinese. 002 is the
+talk "CUDA performance, PyTorch flexibility". 003 is the puzzlers' post on fusion, and "its trace" the one
+published with it. Words in quotation marks are the source's, with its hedges.
 
-*true*: it is so today. *changed since*: it was so, or may have been, and is no longer. *was a slip*: it was not so then
-either (a *slip* of the source). *not seen here*: what may happen did not happen in what was tried; that refutes
-nothing. *shown in a later part*: by an experiment that is not written yet; the last column names it. *not measured
-yet*: no run on a GPU that shows it is kept. *not shown here*: nothing here could show it. A remark or the known reason
-for a difference follows the verdict.
+| verdict | meaning |
+|---|---|
+| true | It is so today. A claim that something may or can happen is true if it happened once. |
+| changed since | It was so, or may have been, and is no longer. |
+| was a slip | It was not so then either. |
+| not seen here | What may happen did not happen in what was tried; that refutes nothing. |
+| shown in a later part | The experiment is not written yet; the last column names it. |
+| not measured yet | No result of a GPU is stored. |
+| not shown here | Nothing here could show it. |
 
-A verdict judges what the claim says, by a few measured numbers that are named in `holds` there, or in
-`experiments/lecture/readings.py`. Each can come out either way, and a test shows both outcomes. A claim that something
-may or can happen is true if it happens once. Where the claim's number differs and its words hold, the verdict is
-*true*, and both numbers stand side by side.
+Numbers under "ours" are a GPU's, unless the verdict says *on a CPU*. Each verdict follows from measured numbers,
+named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`. Where only the claim's number differs, it is
+*true*.
 """
 
 
@@ -79,6 +84,11 @@ class Line:
         shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
         sources = ", ".join(claim.sources)
         return [claim.id, sources, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
+
+    def quoted(self) -> str:
+        """An item of a list: the claim, the numbers and the verdict."""
+        measured = f"Measured: {self.ours}. " if self.ours else ""
+        return f"* **{self.claim.id}**: {self.claim.claim}. {measured}*{self.verdict.capitalize()}.*"
 
 
 class Results:
@@ -158,7 +168,7 @@ def line(claim: Claim, results: Results) -> Line:
 
 
 def page(known: Sequence[Claim] | None = None, results: Results | None = None) -> str:
-    """The whole note."""
+    """The whole table."""
     results = results or Results()
     lines = [line(claim, results) for claim in known or claims()]
     blocks = [HEAD, f"{summary(lines)}\n"]
@@ -171,6 +181,13 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     return "\n".join(blocks)
 
 
+def quotes(results: Results | None = None) -> dict[str, str]:
+    """What fills the blocks of the story."""
+    results, known = results or Results(), {claim.id: claim for claim in claims()}
+    blocks = re.findall(r"<!-- begin (.*) -->", STORY.read_text())
+    return {block: "\n".join(line(known[name], results).quoted() for name in block.split()) for block in blocks}
+
+
 def summary(lines: Sequence[Line]) -> str:
     """How many claims there are, and what was found of how many."""
     counts = Counter(found.verdict.partition(":")[0] for found in lines)
@@ -178,9 +195,10 @@ def summary(lines: Sequence[Line]) -> str:
 
 
 def main() -> int:
-    """Write the note, and its summary where the notes are listed."""
-    path, results = NOTES / "lecture.md", Results()
-    path.write_text(page(results=results))
+    """Write the table, and fill the story and the list of notes."""
+    results = Results()
+    TABLE.write_text(page(results=results))
+    fill(STORY, quotes(results))
     fill(INDEX, {"claims": summary([line(claim, results) for claim in claims()])})
-    print(f"written: {path}")
+    print(f"written: {TABLE}, {STORY}")
     return 0

@@ -4,7 +4,7 @@ Answer (H200, 2026-11): a large batch 0.7 s instead of 0.05 if all 2.1 GB of sta
 only what is needed does; ordinary steps, those behind it too, cost what they do on a large card, and the losses are
 the same bits.
 
-The small card is simulated (:mod:`experiments.works.small_card`).
+The small card is simulated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,62 @@ from experiments.lab import Column, Page, Row, Rows, Run, formatted, gb
 from experiments.pictures import Lines
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
-from experiments.works.small_card import BACK, SPILLING, OnCard
-from pagedopt import run_with_room
+from pagedopt import PagedAdamW, run_with_room
+from pagedopt.system.cuda.page_limit import device_page_limit
+
+# --- a small card, simulated on a large one
+
+SPILLING, BACK = "spilling", "taking back"
+
+
+class OnCard(PagedAdamW):
+    """PagedAdamW on a card of ``nbytes``.
+
+    Attributes:
+        moves: rows of what spilling and taking back took.
+    """
+
+    nbytes: int
+    moves: list[dict[str, Any]]
+
+    @contextlib.contextmanager
+    def inserted(self, nbytes: int, state: int) -> Iterator[None]:
+        """The card is there for the block, with so many bytes of state on it."""
+        self.nbytes, self.moves = nbytes, []
+        with device_page_limit(nbytes, torch.cuda.memory_reserved):
+            try:
+                self.cap(state)
+                yield
+            finally:
+                torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def cap(self, state: int) -> None:
+        """Let torch have what so many bytes of state leave."""
+        share = (self.nbytes - state) / torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Pages move in the block."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.moves.append({"what": what, "ms": (time.perf_counter() - begin) * 1e3, "clock": "wall"})
+            self.cap(self.memory_report().by_place.get("device", 0))
+
+    def spill(self, nbytes: int | str | None = None) -> int:
+        """Then torch may have more."""
+        with self.timed(SPILLING):
+            return super().spill(nbytes)
+
+    def unspill(self) -> None:
+        """Then torch may have less."""
+        with self.timed(BACK):
+            super().unspill()
+
+
+# --- the question
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")

@@ -14,17 +14,157 @@ and later (https://developer.nvidia.com/blog/cuda-12-1-supports-large-kernel-par
 
 from __future__ import annotations
 
+import bisect
 import functools
 import os
-from collections.abc import Callable, Iterator
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from experiments.child import Child
 from experiments.lab import Page, Row, Rows, Run
-from experiments.works import handed_over
-from experiments.works.handed_over import LeftOut
+
+# --- lists of pointers handed to kernels of a few lines, as nobody's transport does it, and whether they arrive
+
+ARCH = "sm_90"
+BY_VALUE = """\
+template <int N> struct List { float* item[N]; };
+template <int N> __global__ void alone(const __grid_constant__ List<N> list) { *list.item[0] = 1.0f; }
+template <int N> __global__ void beside(const __grid_constant__ List<N> list, float* out) { *out = *list.item[0]; }
+template <int N> struct Arguments { float* item[N]; float* out; };
+template <int N> __global__ void sum_all(const __grid_constant__ Arguments<N> a) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) atomicAdd(a.out, *a.item[i]);
+}
+"""
+THREE_LISTS = """\
+template <int N> struct Three { float* addresses[3][N]; };
+template <int N> __global__ void add(const __grid_constant__ Three<N> lists) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N) *lists.addresses[2][i] = *lists.addresses[0][i] + *lists.addresses[1][i];
+}
+"""
+#: Counts pointers that are what they ought to be, and follows none.
+ARRIVED = """\
+template <int N> struct Cut { float* count; unsigned long long first; unsigned long long item[N]; };
+template <int N> __global__ void arrived(const __grid_constant__ Cut<N> a) {
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < N && a.item[i] == a.first + 4ull * i) atomicAdd(a.count, 1.0f);
+}
+"""
+HOST_LIST = """\
+struct Arguments { float** list; long long count; float* out; };
+__global__ void sum_list(const __grid_constant__ Arguments a) {
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < a.count) atomicAdd(a.out, *a.list[i]);
+}
+"""
+
+
+class LeftOut(Exception):
+    """What is tried needs something that is not here."""
+
+
+def by_tool(tool: str, name: str, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Compile a text, in a file of this name, with a program of the toolkit."""
+    compiler = shutil.which(tool)
+    if compiler is None:
+        raise LeftOut(f"{tool} is not on the PATH")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(text)
+        command = [compiler, *options, "-o", "compiled", name]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def by_nvrtc(text: str, name: str) -> str:
+    """Compile a kernel of a text with NVRTC."""
+    from pagedopt.kernels.nvrtc import CompileError, compile_cuda
+
+    try:
+        compile_cuda(text, (name,), ARCH)
+    except CompileError:
+        raise
+    except (ImportError, RuntimeError) as error:  # cuda-bindings raises the second where the library is missing
+        raise LeftOut(f"NVRTC is not installed ({error}); pip install nvidia-cuda-nvrtc") from error
+    return "compiled"
+
+
+def most_by_nvrtc(text: str, kernel: str) -> int:
+    """The largest argument with which NVRTC takes a template."""
+    from pagedopt.kernels.nvrtc import CompileError
+
+    def fits(count: int) -> bool:
+        try:
+            return bool(by_nvrtc(text, f"{kernel}<{count}>"))
+        except CompileError:
+            return False
+
+    return largest(fits)
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest number below 65,536 that fits, where 1 does, and none beyond one that does not."""
+    return bisect.bisect_left(range(1, 1 << 16), True, key=lambda count: not fits(count))
+
+
+def some_values(count: int) -> tuple[Any, list[int]]:
+    """Random whole numbers on the GPU, whose float sum is exact in any order, and the address of each.
+
+    Raises:
+        LeftOut: there is no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LeftOut("needs a GPU")
+    values = torch.randint(1, 100, (count,), device="cuda").float()
+    return values, [values.data_ptr() + 4 * i for i in range(count)]
+
+
+def right_sum(values: Any, text: str, name: str, *words: int) -> str:
+    """Launch a kernel over ``words`` and the address of its result, and say in a word that this is their sum.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    out = values.new_zeros(1)
+    launch(text, name, [*words, out.data_ptr()], len(values))
+    if out.item() != values.sum().item():
+        raise AssertionError(f"wrong: {out.item()} instead of {values.sum().item()}")
+    return "right"
+
+
+def launch(text: str, name: str, words: Sequence[int], count: int, nbytes: int | None = None) -> None:
+    """Launch ``count`` threads or more and hand over so many bytes of a struct of words, past every check of ours."""
+    import ctypes
+
+    import numpy as np
+    import torch
+
+    from pagedopt.kernels.nvrtc import compile_cuda
+    from pagedopt.system.cuda.driver import bindings, check
+
+    major, minor = torch.cuda.get_device_capability()
+    cubin, (symbol,) = compile_cuda(text, (name,), f"sm_{major}{minor}")
+    d = bindings()
+    module = check("cuModuleLoadData", d.cuModuleLoadData(cubin))
+    kernel = check("cuModuleGetFunction", d.cuModuleGetFunction(module, symbol.encode()))
+    argument = np.array(words, np.uint64)
+    size = ctypes.c_size_t(argument.nbytes if nbytes is None else nbytes)
+    # CU_LAUNCH_PARAM_BUFFER_POINTER, …_BUFFER_SIZE, …_END
+    extra = (ctypes.c_void_p * 5)(1, argument.ctypes.data, 2, ctypes.addressof(size), None)
+    stream = torch.cuda.current_stream().cuda_stream
+    blocks = -(-count // 256)
+    launched = d.cuLaunchKernel(kernel, blocks, 1, 1, 256, 1, 1, 0, stream, 0, ctypes.addressof(extra))
+    check("cuLaunchKernel", launched)
+
+
+# --- the question
 
 LIMIT = 120.0
 QUICK = ("vector_nvrtc", "struct_too_large", "foreach_norm_424")
@@ -71,7 +211,7 @@ def attempt(title: str, *counts: int, fails: bool | None = False) -> Callable[[C
 @attempt("std::vector as argument, nvcc", fails=True)
 def vector_nvcc() -> str:
     """The whole toolkit knows std::vector, whose members are host functions."""
-    done = handed_over.by_tool("nvcc", "vector.cu", VECTOR, "-std=c++17", f"-arch={handed_over.ARCH}", "-cubin")
+    done = by_tool("nvcc", "vector.cu", VECTOR, "-std=c++17", f"-arch={ARCH}", "-cubin")
     if done.returncode:
         raise RuntimeError(done.stderr.strip() or done.stdout.strip())
     return "compiled"
@@ -80,7 +220,7 @@ def vector_nvcc() -> str:
 @attempt("std::vector as argument, NVRTC", fails=True)
 def vector_nvrtc() -> str:
     """NVRTC has no standard library at all."""
-    return handed_over.by_nvrtc(VECTOR, "fill")
+    return by_nvrtc(VECTOR, "fill")
 
 
 @attempt("float** in host memory", fails=True)
@@ -88,16 +228,16 @@ def host_list() -> str:
     """The kernel follows an address of ordinary host memory."""
     import numpy as np
 
-    values, addresses = handed_over.some_values(1000)
+    values, addresses = some_values(1000)
     table = np.array(addresses, np.uint64)  # pageable host memory
-    right = handed_over.right_sum(values, handed_over.HOST_LIST, "sum_list", table.ctypes.data, len(table))
+    right = right_sum(values, HOST_LIST, "sum_list", table.ctypes.data, len(table))
     return f"the GPU reads ordinary host memory here (HMM or ATS); sum is {right}"
 
 
 @attempt("struct of 4,096 pointers (32,768 bytes)", fails=True)
 def struct_too_large() -> str:
     """One pointer more than fits in 32,764 bytes."""
-    return handed_over.by_nvrtc(handed_over.BY_VALUE, "alone<4096>")
+    return by_nvrtc(BY_VALUE, "alone<4096>")
 
 
 @attempt("most pointers by value, PTX ISA 8.0")
@@ -106,9 +246,9 @@ def limit_before_12_1() -> str:
 
     def fits(count: int) -> bool:
         text = OLD_PTX.format(nbytes=8 * count)
-        return handed_over.by_tool("ptxas", "old.ptx", text, "--gpu-name", handed_over.ARCH).returncode == 0
+        return by_tool("ptxas", "old.ptx", text, "--gpu-name", ARCH).returncode == 0
 
-    count = handed_over.largest(fits)
+    count = largest(fits)
     return (
         f"the assembler takes {count:,} pointers ({8 * count:,} bytes: 4,096 and 256 more); "
         f"the documented 4,096 bytes hold {4096 // 8}"
@@ -118,22 +258,22 @@ def limit_before_12_1() -> str:
 @attempt("most pointers by value, this NVRTC")
 def limit_today() -> str:
     """Search with NVRTC for the largest struct of pointers that compiles."""
-    count, beside = (handed_over.most_by_nvrtc(handed_over.BY_VALUE, kernel) for kernel in ("alone", "beside"))
+    count, beside = (most_by_nvrtc(BY_VALUE, kernel) for kernel in ("alone", "beside"))
     return f"{count:,} pointers ({8 * count:,} bytes) alone, {beside:,} beside one other pointer argument"
 
 
 @attempt("struct of 4,095 pointers, launched")
 def launch_full_struct() -> str:
     """As many pointers as the limit allows, by value, in one launch."""
-    values, addresses = handed_over.some_values(4094)
-    right = handed_over.right_sum(values, handed_over.BY_VALUE, "sum_all<4094>", *addresses)
+    values, addresses = some_values(4094)
+    right = right_sum(values, BY_VALUE, "sum_all<4094>", *addresses)
     return f"4,094 pointers and one for the result in {8 * 4095:,} bytes; sum is {right}"
 
 
 @attempt("most tensors in three lists by value")
 def limit_three_lists() -> str:
     """Search for the most tensors of which three addresses each go by value, as in ``addresses[3][NUM_TENSORS]``."""
-    count = handed_over.most_by_nvrtc(handed_over.THREE_LISTS, "add")
+    count = most_by_nvrtc(THREE_LISTS, "add")
     return f"{count:,} tensors in three lists ({24 * count:,} bytes); the documented 4,096 bytes hold {4096 // 24}"
 
 
@@ -141,9 +281,9 @@ def limit_three_lists() -> str:
 def launch_three_lists() -> str:
     """As many tensors as the limit allows, the third list the sum of the others."""
     count = 32764 // 24
-    lists = [handed_over.some_values(count) for _ in range(3)]
+    lists = [some_values(count) for _ in range(3)]
     words = [address for _, addresses in lists for address in addresses]
-    handed_over.launch(handed_over.THREE_LISTS, f"add<{count}>", words, count)
+    launch(THREE_LISTS, f"add<{count}>", words, count)
     one, two, three = (values for values, _ in lists)
     if not three.equal(one + two):
         raise AssertionError("the sums are wrong")
@@ -157,10 +297,10 @@ def cut_by_hand() -> str:
     found = []
     all_bytes = 8 * (CUT_POINTERS + 2)
     for nbytes in (all_bytes, CUT_BYTES):
-        count, _ = handed_over.some_values(1)
+        count, _ = some_values(1)
         count.zero_()
         words = [count.data_ptr(), pointers[0], *pointers]
-        handed_over.launch(handed_over.ARRIVED, f"arrived<{CUT_POINTERS}>", words, CUT_POINTERS, nbytes)
+        launch(ARRIVED, f"arrived<{CUT_POINTERS}>", words, CUT_POINTERS, nbytes)
         found.append(int(count))
     whole, cut = found
     if whole != CUT_POINTERS:

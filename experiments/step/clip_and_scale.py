@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.kept import chosen_device
 from experiments.lab import (
     Column,
     Page,
@@ -26,7 +27,6 @@ from experiments.lab import (
     Rows,
     Run,
     by_clock_of,
-    chosen_device,
     formatted,
     on_own_clock,
     over,

@@ -10,16 +10,167 @@ the GPU is idle, as the first of the processes sees it.
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from experiments.child import Child
 from experiments.lab import Page, Row, Rows, Run, gb_per_s, series, spread
-from experiments.step.sharded_process import AWAY, FUSED, LINK, OURS, iterations
+from experiments.works.models import HYPER
+from pagedopt import PagedAdamW
+
+# --- what one of several processes does that train a model with FSDP2: iterations of two optimizers in turn
+
+OURS, AWAY, FUSED = "PagedAdamW", "PagedAdamW, all away", "torch fused"
+#: Copies up and down at once, in all processes at the same time: what pages that are away can travel at.
+LINK = "link"
+KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    OURS: PagedAdamW,
+    AWAY: functools.partial(PagedAdamW, device_budget=0),
+    FUSED: lambda params, **hyper: torch.optim.AdamW(params, fused=True, **hyper),
+}
+#: Seconds until a process that waits for another gives up.
+WAIT = 60
+
+
+def iterations(
+    rank: int, world: int, device: str, store: str, sizes: dict[str, int], warmup: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """A row per contender: times (µs) of iterations and of the steps in them, the losses of the warm-up, bytes away.
+    A last one of the link, on GPUs.
+
+    Args:
+        rank, world: of this process, and how many there are; each has a GPU of its own, if ``device`` is ``cuda``.
+        device: ``cuda`` or ``cpu``.
+        store: a file through which they find each other.
+        sizes: ``width``, ``layers``, ``batch`` and ``tokens`` (in each process).
+        warmup, rounds: iterations of each contender that are not timed, and that are.
+    """
+    here = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+    if device == "cuda":
+        torch.cuda.set_device(here)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=world,
+        timeout=timedelta(seconds=WAIT),
+    )  # fmt: skip
+    trainings = {name: Training(kind, here, sizes) for name, kind in KINDS.items()}
+    found: dict[str, dict[str, list[float]]] = {name: {"iterations": [], "steps": [], "losses": []} for name in KINDS}
+    for number in range(warmup + rounds):
+        order = list(trainings) if number % 2 else list(trainings)[::-1]
+        for name in order:
+            loss, whole, step = trainings[name].iteration(number)
+            if number < warmup:
+                found[name]["losses"].append(loss)
+            else:
+                found[name]["iterations"].append(whole)
+                found[name]["steps"].append(step)
+    count = sum(p.numel() for p in trainings[OURS].model.parameters())
+    for name, times in found.items():
+        yield {"case": name, "parameters": count, "away": trainings[name].away(), **times}
+    if device == "cuda":
+        yield {"case": LINK, **both_ways(here, warmup, rounds)}
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def both_ways(device: torch.device, warmup: int, rounds: int) -> dict[str, Any]:
+    """Times (µs) of copies of ``bytes`` up and as many down at once, while the other processes do the same."""
+    from experiments.works.link import Link
+
+    link, times = Link(device, 1 << 28), []
+    for number in range(warmup + rounds):
+        dist.barrier()
+        clock = Clock(device)
+        clock.tick()
+        link.both()
+        clock.tick()
+        if number >= warmup:
+            times.append(clock.times()[1])
+    return {"times": times, "bytes": link.nbytes}
+
+
+class Training:
+    """A stack of transformer layers over several processes, in bfloat16 over shards in float32, and its optimizer."""
+
+    def __init__(self, kind: Callable[..., torch.optim.Optimizer], device: torch.device, sizes: dict[str, int]) -> None:
+        from torch.distributed.device_mesh import init_device_mesh  # all of it takes a second, and lists of
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # experiments import this file
+
+        width, self.device, self.sizes = sizes["width"], device, sizes
+        how: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True, "device": device}
+        torch.manual_seed(3)
+        layer = functools.partial(torch.nn.TransformerEncoderLayer, width, max(1, width // 128), 4 * width, **how)
+        self.model: Any = torch.nn.Sequential(*(layer() for _ in range(sizes["layers"])))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for part in (*self.model, self.model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        # At the learning rate of toys a stack so deep diverges; infinities would be quicker to multiply.
+        self.optimizer = kind(self.model.parameters(), **{**HYPER, "lr": 1e-6})
+
+    def iteration(self, number: int) -> tuple[float, float, float]:
+        """The loss, and microseconds of forward, backward and step together, and of the step alone."""
+        generator = torch.Generator(self.device).manual_seed(1000 * number + dist.get_rank())
+        shape = self.sizes["batch"], self.sizes["tokens"], self.sizes["width"]
+        x = torch.randn(shape, generator=generator, device=self.device)
+        dist.barrier()
+        clock = Clock(self.device)
+        loss = (self.model(x).float() - x).square().mean()
+        loss.backward()
+        clock.tick()
+        self.optimizer.step()
+        clock.tick()
+        self.optimizer.zero_grad()
+        whole, step = clock.times()
+        return float(loss), whole, step
+
+    def away(self) -> int:
+        """Bytes of state in this process that a budget sent away."""
+        if not isinstance(self.optimizer, PagedAdamW):
+            return 0
+        near = "device" if self.device.type == "cuda" else "host"
+        places = self.optimizer.memory_report().by_place
+        return sum(nbytes for place, nbytes in places.items() if place != near)
+
+
+class Clock:
+    """Wall time from its making until the device is idle, and the device's between two ticks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.wait = torch.cuda.synchronize if self.cuda else (lambda: None)
+        self.wait()
+        self.ticks: list[Any] = []
+        self.begin = time.perf_counter()
+
+    def tick(self) -> None:
+        """On the current stream."""
+        if self.cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self.ticks.append(event)
+        else:
+            self.ticks.append(time.perf_counter())
+
+    def times(self) -> tuple[float, float]:
+        """Microseconds so far, and between the ticks."""
+        self.wait()
+        whole = 1e6 * (time.perf_counter() - self.begin)
+        first, last = self.ticks
+        return whole, 1e3 * float(first.elapsed_time(last)) if self.cuda else 1e6 * (last - first)
+
+
+# --- the question
 
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 PROCESSES = GPUS = 2

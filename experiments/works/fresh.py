@@ -72,7 +72,7 @@ def empty_caches() -> Iterator[Path]:
 def fresh(
     function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float, caches: Path | None = None
 ) -> Fresh:
-    """Call a function as :class:`~experiments.harness.Child` does; it never raises.
+    """Call a function as :class:`~experiments.child.Child` does; it never raises.
 
     Compilers' caches are empty, or else in the folder ``caches``, as the last call left them.  After ``limit`` seconds
     the process is killed, and that is what it says.

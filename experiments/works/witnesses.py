@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from experiments.child import ROOT
-from experiments.lab import Case, Row, Run, chosen_device
+from experiments.kept import chosen_device
+from experiments.lab import Case, Row, Run
 from experiments.works import weight
 from experiments.works.contenders import COPY
 from experiments.works.dispatch import Dispatched

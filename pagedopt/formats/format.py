@@ -69,7 +69,7 @@ class Format:
         ValueError: an attribute has a value that kernels or pages do not support.
 
     Example:
-        :class:`tests.outside.format.Int8Blocks`, and CONTRIBUTING.md.
+        :class:`tests.outside.format.Int8Blocks`, and notes/extending.md.
     """
 
     name: str

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..rules import Rule
-from ..rules.rule import check_rule
+from ..rules.rule import Rule, check_rule
 from ..tables.pointers import TensorList
 from ..transports.choose import TransportOption
 from ..transports.transport import Transport

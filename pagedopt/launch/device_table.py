@@ -47,7 +47,7 @@ class DeviceTable(PointerTable):
         >>> with stream, table.rows_on_device() as rows:
         ...     scale((len(table),), (256,), (rows, cupy.float32(2)))  # of a table that is not empty
 
-    CONTRIBUTING.md has an example for tables of any size, and one for Numba.
+    ``tests/outside/kernel.py`` has an example for tables of any size, and one for Numba.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..rules import Rule
-from ..rules.rule import find_registered
+from ..rules.rule import Rule, find_registered
 from ..system.registered_ops import UNSAFE_IN_CUDA_GRAPHS, define
 from .sweep import apply, named
 

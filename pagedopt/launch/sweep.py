@@ -15,8 +15,7 @@ from ..formats.format import Column, Format
 from ..kernels import cpu, cuda
 from ..kernels.source import arithmetic, width
 from ..paging.visits import WHOLE, Action, Mover, Span, Update, passes
-from ..rules import Rule
-from ..rules.rule import check_rule
+from ..rules.rule import Rule, check_rule
 from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList

@@ -202,8 +202,9 @@ _of_one_parameter: weakref.WeakSet[RuleOptimizer] = weakref.WeakSet()
 
 
 def warn_of_many(optimizer: RuleOptimizer) -> None:
-    """Note a new optimizer.  Warn, once in a process, when :data:`MANY` have one parameter each."""
+    """Note that an optimizer has a new group.  Warn, once in a process, when :data:`MANY` have one parameter each."""
     if sum(len(group["params"]) for group in optimizer.param_groups) != 1:
+        _of_one_parameter.discard(optimizer)
         return
     _of_one_parameter.add(optimizer)
     if len(_of_one_parameter) >= MANY:
@@ -213,8 +214,3 @@ def warn_of_many(optimizer: RuleOptimizer) -> None:
             "backward, too, with less memory: optimizer.attach(model, overlap='backward'), step() "
             "behind each backward, and no hooks of your own",
         )
-
-
-def has_more(optimizer: RuleOptimizer) -> None:
-    """Note that an optimizer has a further group: it is none of one parameter."""
-    _of_one_parameter.discard(optimizer)

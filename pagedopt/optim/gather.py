@@ -13,8 +13,7 @@ from ..formats.choice import Choice
 from ..formats.floating import chosen_format, known, of_dtype, real_dtype
 from ..formats.format import Format
 from ..formats.sixteen import PARAM, ParameterFormat
-from ..rules import Rule
-from ..rules.rule import check_rule
+from ..rules.rule import Rule, check_rule
 from ..system.warn import warn_once
 from ..tables.checks import DtypeError
 from ..tables.tensors import (
@@ -129,11 +128,12 @@ class Members(NamedTuple):
         return tuple(sorted(first.values()))
 
 
-def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
+def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int | None = None) -> Members:
     """Return the parameters that can be updated, and those that wait for their first gradient.
 
     Args:
         expected: ids of parameters whose gradients are to come, and count as if they were there.
+        only: the index of the only group that is asked for; None: all are.
 
     Raises:
         KeyError: state has some of a parameter's tensors and lacks another (as torch), or takes no new entries.
@@ -160,6 +160,8 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = ()) -> Members:
             )
     columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
+        if only is not None and group_index != only:
+            continue
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
         comes = p.grad is not None or id(p) in expected
         if not comes and not (entry and known(real_dtype(p.dtype))):  # a dtype is refused at the first gradient
@@ -420,7 +422,8 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         MemoryError, torch.OutOfMemoryError: there is no room.
         ValueError: a decay is too slow for the format of the state.
     """
-    optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
+    if optimizer.store.arenas or not optimizer.store.budget.everything:
+        optimizer.store.forget_and_warn(state_tensors(optimizer), type(optimizer).__name__)
     entries: dict[int, dict[str, Any]] = {}
     firsts = []
     for member in found:

@@ -21,7 +21,7 @@ from .page_graphs import StagedGraph
 from .pages import Route, route
 from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead, NumberTensors, UnsavedStepCounts
-from .seen import Found, Picks, Positions
+from .seen import Found, Seen
 
 _T = TypeVar("_T")
 
@@ -33,7 +33,8 @@ class Launch:
 
     Args:
         members: the parameters. All have one rule, and in each list one format.
-        where: their state is among all that a step compares.
+        compared: where their state is found in later steps.
+        at: see :meth:`Seen.first`.
         shared: addresses of numbers that several parameters share (see :class:`ScalarState`).
         shards: local gradients of DTensors.
         on_device: whether numbers stay on the device.
@@ -56,7 +57,8 @@ class Launch:
         self,
         optimizer: RuleOptimizer,
         members: Sequence[Member],
-        where: Positions,
+        compared: Seen,
+        at: Mapping[int, int],
         shared: set[int],
         shards: Grads,
         on_device: bool,
@@ -67,7 +69,7 @@ class Launch:
         self._comes, self._turn = turns is not None, members[0].turn
         self.positions = tuple([m.index for m in members])
         self.keys, names = tuple(members[0].columns), members[0].numbers
-        self._picks, self._formats = Picks.of(members, where, self.keys, names), members[0].formats
+        self._picks, self._formats = compared.picks(members, self.keys, names, at), members[0].formats
         # A table whose numbers stay on the device lies there, too: its chunks are cut as those of a copied one.
         transport: TransportOption = "memcpy" if on_device else optimizer.transport
         order, last = (optimizer.first_use, False) if turns is None else (turns, True)

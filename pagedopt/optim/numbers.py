@@ -112,7 +112,7 @@ def find_pattern(groups: Sequence[int], absent: Sequence[int], own: Mapping[str,
 Count = tuple[ScalarState, NumberTensors, Values | float]
 
 
-class Numbers(NamedTuple):
+class Counts(NamedTuple):
     """The numbers of one launch in one step.
 
     Attributes:
@@ -128,8 +128,8 @@ class Numbers(NamedTuple):
     written: NumberTensors = ()
 
 
-class HostNumbers:
-    """Numbers that the host reads and computes in each step, and writes into the table.
+class Numbers:
+    """Where the hyperparameters and step counts of one launch come from: the host, or the device.
 
     Args:
         members: the parameters of the launch.
@@ -137,26 +137,48 @@ class HostNumbers:
         sweep: the launch.
 
     Attributes:
-        pattern: which rows of the table share hyperparameters; it is another object once that has changed.
         takes_tensors: whether :meth:`prepare` needs the tensors of numbers, and not only their addresses.
     """
 
-    __slots__ = (
-        "_carried", "_groups", "_rule", "_scalars", "_seeded", "_states", "_table", "pattern", "takes_tensors"
-    )  # fmt: skip
+    __slots__ = ("_groups", "_rule", "_states", "takes_tensors")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
-        self._rule, self._table, self._seeded = sweep.rule, sweep.table, sweep.stored.by_position
+        self._rule, self._groups = sweep.rule, tuple([m.group for m in members])
+        self._states = number_states(optimizer, members, shared)
+        self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
+
+    def compile(self) -> None:
+        """Compile (or load) now what computes them on a device."""
+
+    def prepare(self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead) -> Counts:
+        """Return the numbers of the launch in a step.
+
+        Args:
+            numbers: the tensors of numbers, name by name.
+            ahead: see :meth:`ScalarState.read`.
+        """
+        raise NotImplementedError
+
+
+class HostNumbers(Numbers):
+    """Numbers that the host reads and computes in each step, and writes into the table.
+
+    Attributes:
+        pattern: which rows of the table share hyperparameters; it is another object once that has changed.
+    """
+
+    __slots__ = ("_carried", "_scalars", "_seeded", "_table", "pattern")
+
+    def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
+        super().__init__(optimizer, members, shared, sweep)
+        self._table, self._seeded = sweep.table, sweep.stored.by_position
         # Stored, because as properties of the rule each would be one more Python call in every prepare().
         self._scalars, self._carried = self._rule.scalars, self._rule.carried
-        self._groups = groups_of(members)
-        self._states = number_states(optimizer, members, shared)
         self.pattern: Pattern | None = None
-        self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
 
     @property
     def states(self) -> tuple[ScalarState, ...]:
-        """What reads and writes the numbers of each name, in the order of :attr:`Numbers.counts`."""
+        """What reads and writes the numbers of each name, in the order of :attr:`Counts.counts`."""
         return tuple([state for _, state, _ in self._states])
 
     @property
@@ -170,9 +192,6 @@ class HostNumbers:
             return None
         return tuple([index for index, _ in pattern.groups])
 
-    def compile(self) -> None:
-        """Do nothing: the host computes in Python."""
-
     def prepare(
         self,
         optimizer: RuleOptimizer,
@@ -180,12 +199,11 @@ class HostNumbers:
         ahead: Ahead,
         known: KnownScalars | None = None,
         absent: list[int] | None = None,
-    ) -> Numbers:
-        """Return the numbers of this launch of a step.
+    ) -> Counts:
+        """Return the numbers of the launch in a step.
 
         Args:
-            numbers: see :meth:`Launch.numbers_of`.
-            ahead: see :meth:`ScalarState.read`.
+            numbers, ahead: see :meth:`Numbers.prepare`.
             known: see :func:`uniforms_of`; None: nothing is known.
             absent: indices of parameters that take no step; None: those that the table skips.
         """
@@ -207,7 +225,7 @@ class HostNumbers:
             coming = np.asarray(sets)[pattern.sets, at]
             each.announce(mine, coming, absent, ahead)
             counts[name] = each, mine, coming
-        return Numbers((*counts.values(),), sets, self._seeds(optimizer, pattern, counts) if self._seeded else 0)
+        return Counts((*counts.values(),), sets, self._seeds(optimizer, pattern, counts) if self._seeded else 0)
 
     def _seeds(self, optimizer: RuleOptimizer, pattern: Pattern, counts: Mapping[str, Count]) -> list[float]:
         """Return a seed for each set: the group's, and in the lower 32 bits the step (0 if none is counted)."""
@@ -232,11 +250,6 @@ class HostNumbers:
         return pattern
 
 
-def groups_of(members: Sequence[Member]) -> tuple[int, ...]:
-    """Return the index of each member's group."""
-    return tuple([m.group for m in members])
-
-
 def number_states(
     optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int]
 ) -> tuple[tuple[str, ScalarState, slice], ...]:
@@ -252,27 +265,19 @@ def number_states(
     return tuple(found)
 
 
-class DeviceNumbers:
+class DeviceNumbers(Numbers):
     """Numbers that the host never reads back: the prologue of the rule computes what a set needs.
 
     Learning rates and betas that are tensors on the device are read there in each launch; numbers on the host are
     copied there when they change.  The table gets a set for each row, and lies in device memory.
-
-    Args:
-        members, shared, sweep: as of :class:`HostNumbers`.
     """
 
-    __slots__ = (
-        "_all_writable", "_device_step", "_group_of_row", "_groups", "_rule", "_states", "_sweep", "_tensors", "_told",
-        "takes_tensors",
-    )  # fmt: skip
+    __slots__ = ("_all_writable", "_device_step", "_group_of_row", "_sweep", "_tensors", "_told")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
-        table, index = sweep.table, sweep.device.index
+        super().__init__(optimizer, members, shared, sweep)
+        self._sweep, table, index = sweep, sweep.table, sweep.device.index
         assert index is not None
-        self._rule, self._sweep, self._groups = sweep.rule, sweep, groups_of(members)
-        self._states = number_states(optimizer, members, shared)
-        self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
         table.make_room(len(members))
         table.assign_sets(np.arange(len(members)))
         counters = next((n.behind for _, n, _ in self._states if isinstance(n, UnsavedStepCounts)), None)
@@ -299,20 +304,20 @@ class DeviceNumbers:
         """Compile (or load) the prologue now."""
         self._device_step.compile()
 
-    def prepare(self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead) -> Numbers:
+    def prepare(self, optimizer: RuleOptimizer, numbers: NumberTensors, ahead: Ahead) -> Counts:
         """Do what :meth:`HostNumbers.prepare` does, without reading a number from the device."""
         self.tell(optimizer, None if self._told else numbers)
         absent = self._sweep.table.absent
         if absent or not self._all_writable:
             away, count = set(absent), len(self._groups)
             numbers = [n for i, n in enumerate(numbers) if i % count not in away and not n.is_inference()]
-        return Numbers(written=numbers)
+        return Counts(written=numbers)
 
     def tell(self, optimizer: RuleOptimizer, numbers: NumberTensors | None) -> None:
         """Write what the prologue reads: constants, and addresses of hyperparameters, step counts and own numbers.
 
         Args:
-            numbers: see :meth:`Launch.numbers_of`; None: they lie where the device was told.
+            numbers: see :meth:`prepare`; None: they lie where the device was told.
 
         Raises:
             KeyError, ValueError, TypeError: see :func:`~.hyperparameters.scalars_of`.

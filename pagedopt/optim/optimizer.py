@@ -33,7 +33,6 @@ from .class_checks import (
     check_initial,
     check_rules,
     check_scalars,
-    has_more,
     keys_read,
     warn_of_many,
     warn_of_unread,
@@ -148,7 +147,6 @@ class PagedOptimizer(RuleOptimizer):
         super().__init__(params, defaults)
         if self.known_rules():
             check_defaults(type(self).__name__, defaults, keys_read(self), self._made_with)
-        warn_of_many(self)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -314,10 +312,10 @@ class PagedOptimizer(RuleOptimizer):
             warn_of_unread(name, group, {*read, *self.defaults})
             if self.preallocate:
                 preallocate(self, len(self.param_groups) - 1)
-        except BaseException:
+            warn_of_many(self)
+        except BaseException:  # a warning, too, may be an error
             self.param_groups.pop()
             raise
-        has_more(self)
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -368,13 +366,12 @@ class PagedOptimizer(RuleOptimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict, or what a hook returns.  Tensors are the optimizer's, each with its own storage.
 
-        State in int8 is codes, whose strides say where their blocks lie: store them with their strides, as torch.save
-        does.  Any ``state_format`` loads them; torch's optimizers raise ``KeyError: 'exp_avg'`` in their step and need
-        :meth:`decoded_state_dict`.
+        State in int8 is codes: save them with their strides, as torch.save does.  Any ``state_format`` loads them;
+        torch's optimizers raise ``KeyError: 'exp_avg'`` in their step and need :meth:`decoded_state_dict`.
 
         Raises:
             RuntimeError: state is damaged, or an update was lost (see :meth:`wait`); a backward has begun a step that
-                :meth:`step` has not ended (see :meth:`attach`; so do loads, copies, moves and new groups).
+                :meth:`step` has not ended.  Loads, copies, moves and new groups raise it, too.
         """
         self._tell_misuse()
         self._check_whole()
@@ -386,7 +383,7 @@ class PagedOptimizer(RuleOptimizer):
         """Return :meth:`state_dict` with all state as plain numbers, for torch's optimizer or any ``state_format``.
 
         State in a floating-point format is not copied.  Decoded state is new: float32 (or what its format computes in),
-        on the host.  Hooks on :meth:`state_dict` see it.  Raises RuntimeError if state is damaged.
+        on the host.  Raises RuntimeError if state is damaged.
 
         Example:
             >>> theirs = torch.optim.AdamW(model.parameters())
@@ -410,19 +407,15 @@ class PagedOptimizer(RuleOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this class, of the torch optimizer it replaces, or of a 32-bit one of bitsandbytes.
 
-        Values are copied into existing state tensors that still fit the parameter and ``state_format``, else into new
-        ones, and no reference to the dict or to these values remains.  Placement, budget and formats stay; ``seed`` and
-        ``rounding`` of a loaded group replace its own.  As in torch, state of a bfloat16 or float16 parameter is
-        rounded to its dtype, unless ``state_format`` says otherwise.  State in int8 is loaded into any
-        ``state_format``, decoded and rounded once; its bits are copied into int8, unless the parameter has other
-        strides and so other blocks.
+        Values are copied; no reference to the dict's state remains.  Placement, budget and formats of this optimizer
+        stay; a group's ``seed`` and ``rounding`` are loaded.  As in torch, state of a bfloat16 or float16 parameter is
+        rounded to its dtype, unless ``state_format`` says otherwise.  State in int8 loads into any ``state_format``.
 
-        What wrappers keep beside such state is taken over as in torch.  Under a key that is no parameter it stays the
-        same object.  In the entry of a parameter tensors go to its device and dtype, containers are made anew, and
-        all else stays the same object, parameters of this optimizer too.
+        Entries that wrappers add are loaded as torch loads them: tensors in a parameter's entry go to its device and
+        dtype; other objects stay the same objects.
 
-        Once copying has begun, it ends before a signal is handled.  A second Ctrl-C ends it in the middle and leaves
-        the optimizer damaged, and so does a copy that fails (full disk).
+        The first Ctrl-C waits until copying ends.  A second one, or a copy that fails (full disk), leaves the optimizer
+        damaged.
 
         Args:
             state_dict: what :meth:`state_dict` returned, here or in a run before.
@@ -540,11 +533,10 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def set_device_budget(self, device_budget: Given) -> None:
-        """Change how much of the state stays on the device.  Pages move now, at their addresses; waits for the device.
+        """Change how much of the state stays on the device.  Pages move now, addresses stay; waits for the device.
 
-        State of an optimizer without placement and budget first goes into pages, as with :meth:`spill`, but all of it:
-        the host needs room for all state, even if most comes back.  State tensors that users have replaced move into
-        new tensors in memory that the budget covers.
+        If the optimizer had neither placement nor budget, all state first moves into pages, and the host needs room
+        for it.
 
         Args:
             device_budget: as at construction.
@@ -573,9 +565,8 @@ class PagedOptimizer(RuleOptimizer):
     def spill(self, nbytes: int | str | None = None) -> int:
         """Free device memory now, beyond what the budget asks, until :meth:`unspill`.  Waits for the device.
 
-        Without placement and budget, state lies in torch's own tensors.  The state of as many parameters as needed then
-        goes into new tensors in pages, unless a GPU supports none; later moves do not change their addresses.
-        A copy of the optimizer (deepcopy, pickle) has that state in torch's tensors again.
+        If the optimizer had neither placement nor budget, as much state as needed moves from torch's own tensors into
+        pages, where the GPU supports them.
 
         Args:
             nbytes: how much to free, a number or a text (``"2GiB"``); None: all that can move.
@@ -595,9 +586,9 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def unspill(self) -> None:
-        """Move back what :meth:`spill` sent away, as far as the budget allows.  Waits for the device.
+        """Move back what :meth:`spill` freed, as far as the budget allows.  Waits for the device.
 
-        Raises torch.OutOfMemoryError if the device has no room any more; pages that did not fit stay away.
+        Raises torch.OutOfMemoryError if the device has no room any more; pages that did not fit stay on the host.
         """
         with self._moving("unspill()"):
             self.store.apply_budget()
@@ -629,55 +620,34 @@ class PagedOptimizer(RuleOptimizer):
     def attach(self, model: torch.nn.Module, overlap: Literal["forward", "backward"] = "forward") -> None:
         """**Between step() and the next call of the model, weights are old: call wait() before you read them.**
 
-        So it is with overlap="forward", of which all but the end of this text speaks.  From now on steps pass under the
-        next forward of ``model``, bit for bit what they are without.  ``step()`` then queues the update and returns.
-        Each module of the model waits, before it runs, for those of its parameters that are still to be updated, and
-        the end of the model's forward waits for the rest.  The first forward with gradients is recorded, for modules
-        that read parameters of others.  It needs state that is away (``device_budget`` below the whole), and saves time
-        on a GPU only: on a CPU nothing runs at the same time.
+        With ``overlap="forward"``, ``step()`` queues the update and returns.  The update runs under the next forward of
+        ``model``; each module waits for its own parameters before it runs.  The result is the same, bit for bit.  It
+        has an effect only if some state is off the device (``device_budget`` below the whole), and saves time only on a
+        GPU.
 
-        On a GPU the update starts with the next call of an attached model, or where it is waited for, and not in
-        ``step()``: copies to the device are served in turn, so a batch that is copied in between would come behind all
-        pages.  Copy batches before the model is called, not within.  ``torch.cuda.synchronize()`` does not wait for an
-        update that has not started.
+        Call :meth:`wait` before anything else reads or writes parameters, gradients or state.  Methods of this
+        optimizer wait by themselves, and so do ``state_dict``, ``to``, ``half`` and ``share_memory`` of the model.
+        Reads without autograd (an average by hand, ``AveragedModel``, scripted functions) and writes through ``.data``
+        or NumPy are not noticed.  Other misuse raises in :meth:`wait`, in a state dict or in the next step;
+        :meth:`watch_reads` finds the line.  notes/hiding.md has the whole list.
 
-        Pages pass in the order in which the forward first uses their parameters.  ``device_budget`` keeps the state of
-        the optimizer's first parameters on the device, mostly those of the first modules: with ``"64MiB"`` these have
-        nothing to wait for.
-        Pages with parameters that no attached model holds come first, and ``step()`` waits for them, with a warning.
-        Modules that join a model later are hooked by the next ``step()`` or call of the model.
+        * Attach the modules that you call: ``model.features(x)`` or ``model.forward(x)`` runs no hook of ``model``.
+        * Copy batches to the device before the model is called, not within: copies are served in turn.
+        * ``torch.cuda.synchronize()`` does not wait for an update that has not started; :meth:`wait` does.
+        * A step is not queued if no forward of the model was seen since the last one (``torch.compile``, CUDA graphs),
+          if hooks run after it, or if parameters are on several devices.  A warning gives the reason, once.
+        * ``step()`` waits, with a warning, for parameters that no attached model has.
+        * Pages are updated in the order in which the forward uses their parameters.  ``device_budget`` keeps the
+          optimizer's first parameters on the device, so the first modules need not wait.
 
-        Whatever else reads or writes parameters, gradients or state between :meth:`step` and the next call of the model
-        has to call :meth:`wait` first.  Methods of this optimizer do it themselves, and so do ``state_dict``, ``to``,
-        ``half`` and ``share_memory`` of the model.  Nothing notices reads without autograd (an average by hand,
-        ``AveragedModel``, scripted functions), writes through ``.data`` or NumPy, and compiled code that was made for
-        another instance of a class, without hooks; notes/hiding.md has the whole list.  Other writes, ``p.data = …``,
-        and gradients of forwards that were not seen raise in :meth:`wait`, in a state dict or in the next step, once;
-        :meth:`watch_reads` finds the line.  If the memory of a parameter, gradient or state was freed
-        (``share_memory_()``, ``resize_()`` of a storage), nothing is launched, and state is damaged, too.
+        **With overlap="backward" each gradient is used and freed as soon as it is complete**, so not all gradients are
+        in memory at once.  The result is the same, bit for bit.  After the backward ``.grad`` is None; ``step()`` ends
+        the step.  Hyperparameters are those at the first gradient.  Between backward and ``step()`` call :meth:`wait`
+        before you read parameters.  Memory for state is allocated by this call.
 
-        Only calls of ``model`` itself count.  After ``model.features(x)`` or ``model.forward(x)`` steps are not
-        queued.  If one is queued when such a method runs, the first child that it calls raises RuntimeError if a module
-        around that child has parameters that are still to be updated: the method may have read them.  Attach the
-        modules that are called.
-
-        A step is carried out at once, and not queued, if no forward of the model was seen since the last step
-        (``torch.compile``, CUDA graphs), if hooks run behind it, or if parameters are on several devices.  A warning
-        says which, once.
-
-        **With overlap="backward" a gradient is used, and given back, as soon as it is complete**, bit for bit as by a
-        plain step.  All parameters of the optimizer are updated so, one or a page at a time, on a stream of their own,
-        while the backward goes on; so not all gradients are in memory at once.  Pages of state that is away are fetched
-        ahead, in the order in which gradients came before.  Hyperparameters are those at the first gradient.  Behind
-        the backward ``.grad`` is None, and ``step()`` ends the step: it counts, and the current stream waits for all
-        updates.  Gradients that were set by hand, or have another dtype than their parameter, get a plain step there;
-        parameters without a gradient get none.  Whoever reads parameters between backward and ``step()`` calls
-        :meth:`wait` before.  Room for state and slots is taken now.
-
-        What has to look at all gradients first cannot be done so: clipping by a norm, a ``GradScaler``, a sum of
-        several backwards, reductions over processes.  An error in the middle of a backward leaves its step open:
-        ``step()`` ends it with the gradients that came.  ``torch.compile`` runs all hooks behind its whole backward,
-        and so gives back no gradient earlier.
+        It excludes what needs all gradients first: clipping by a norm, a ``GradScaler``, several backwards for a step,
+        reductions over processes.  If a backward raises, ``step()`` ends its step with the gradients that came.  Under
+        ``torch.compile`` all hooks run after the whole backward, so no gradient is freed earlier.
 
         Args:
             model: the module that is called in training.  Under the forward, several may be attached.
@@ -697,7 +667,7 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0)
             >>> optimizer.attach(model)
             >>> for batch in batches:
-            ...     loss = model(batch).mean()  # hides what is left of the last step
+            ...     loss = model(batch).mean()  # the last update runs here
             ...     loss.backward()
             ...     optimizer.step()
             ...     optimizer.zero_grad()
@@ -743,12 +713,12 @@ class PagedOptimizer(RuleOptimizer):
     def wait(self) -> None:
         """Let the current stream (on a CPU, the caller) wait until the last step is done.
 
-        To be called before parameters, gradients or state are read or written behind a step that may be queued; see
-        :meth:`attach`.  What it waits for is not hidden.  Without a queued step it does nothing.  Between a backward
-        that updates and :meth:`step` it waits for what has been updated.
+        Call it before you read or write parameters, gradients or state after a step that may be queued; see
+        :meth:`attach`.  Without a queued step it does nothing.  Between a backward that updates and :meth:`step` it
+        waits for the updates so far.
 
         Raises:
-            RuntimeError: something was done to parameters, gradients or state before this, and it was not waited for.
+            RuntimeError: parameters, gradients or state were changed before, without waiting.
         """
         self._tell_misuse()
         if self._within is not None:
@@ -756,16 +726,16 @@ class PagedOptimizer(RuleOptimizer):
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
-        """A ``with`` block that reads or writes parameters: :meth:`wait` before it, and nothing behind it."""
+        """A ``with`` block that calls :meth:`wait` first, for code that reads or writes parameters."""
         self.wait()
         yield
 
     def watch_reads(self) -> Watch:
         """Return a ``with`` block in which a line that forgets :meth:`wait` raises RuntimeError, for tests.
 
-        It raises where the line is, and so before the line does harm.  The message names the line and the parameter: it
-        is read or written while its update is queued, or its gradient is written.  A view (``detach``, ``t``, ``view``)
-        reads nothing.  Not found are kernels that take ``data_ptr()``, and other threads.
+        The message names the line, and the parameter that is read or written while its update is queued, or whose
+        gradient is written.  A view (``detach``, ``t``, ``view``) reads nothing.  Kernels that take ``data_ptr()`` and
+        other threads are not found.
 
         Raises:
             RuntimeError: no model is attached.
@@ -804,10 +774,10 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def refresh(self) -> None:
-        """Tell captured steps of today's gradients, learning rates, norm to clip to and other numbers, in stream order.
+        """Give captured steps the current gradients, learning rates, clipping norm and other numbers, in stream order.
 
-        Replays that are queued on the current stream afterwards use them; replays that were queued before do not.
-        Tensors on the device (a learning rate that is one, step counts) need no refresh: each replay reads them.
+        Replays queued on the current stream afterwards use them.  Tensors on the device (a learning rate, step counts)
+        need no refresh: each replay reads them.
 
         Raises:
             RuntimeError: no captured step is alive; one is void, as parameters, groups or state were replaced; tables

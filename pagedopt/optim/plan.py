@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 from ..formats.floating import known, real_dtype
 from ..formats.format import Format
 from ..placements.state import ReadyArenas
-from ..rules.rule import check_rule
 from ..system.interrupts import Uninterrupted
 from ..system.look import compiled_look
-from ..tables.tensors import is_dense, local
-from .class_checks import check_update
+from ..tables.tensors import is_dense
 from .clip import FactorUpdate, StepFactor, factor_of
-from .columns import state_columns
 from .gather import Grads, Member, Members, create, members, reduced, sharded
 from .launch import Launch, Work
 from .numbers import DeviceNumbers
-from .rule_optimizer import RuleOptimizer, number_names, whole
+from .rule_optimizer import RuleOptimizer, whole
 from .scalars import Ahead
 from .seen import Found, Seen
 
@@ -81,12 +78,12 @@ class Plan(NamedTuple):
         create(optimizer, members.found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         seen = Seen(optimizer, members)
-        found, positions = seen.first(members)
+        found, at = seen.first(members)
         ready = optimizer.store.make_ready()
         launches = []
         for stays, shared, part in _partition(optimizer, members.found, on_device):
             its_factor = None if factor is None else factor.on(part[0].shard.device)
-            launches.append((Launch(optimizer, part, positions, shared, shards, stays, its_factor, turns), part))
+            launches.append((Launch(optimizer, part, seen, at, shared, shards, stays, its_factor, turns), part))
         if factor is not None:
             factor.bind(launches)
         return (
@@ -316,23 +313,12 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing has been made.
         CompileError: a kernel cannot be compiled.
     """
-    group = optimizer.param_groups[index]
-    rule = optimizer.rule_of(group)
-    check_rule(rule)
-    check_update(rule)
-    names = number_names(optimizer, rule)
-    found = []
-    for i, p in enumerate(group["params"]):
-        made = p in optimizer.preallocated or optimizer.state.get(p)
-        if p.requires_grad and known(real_dtype(p.dtype)) and not made:
-            columns = state_columns(optimizer, rule.inputs[2:], p, group)
-            form, missing = optimizer.form_of(p), [*names, *columns]
-            member = Member(p, index, rule, names, {}, columns, i, local(p), is_new=True, missing=missing, form=form)
-            found.append(member)
-    if not found:
+    params = [p for p in optimizer.param_groups[index]["params"] if p.requires_grad and known(real_dtype(p.dtype))]
+    wanted = {id(p) for p in params if p not in optimizer.preallocated and not optimizer.state.get(p)}
+    everyone = members(optimizer, wanted, only=index)
+    if not (found := [m for m in everyone.found if id(m.param) in wanted]):
         return
-    everyone = Members(found, [], (), (), ())
-    plan, *_ = Plan.of(optimizer, everyone, on_device(optimizer), factor_of(optimizer))
+    plan, *_ = Plan.of(optimizer, everyone._replace(found=found), on_device(optimizer), factor_of(optimizer))
     for launch in plan.launches:
         launch.compile()
     if plan.factor is not None:

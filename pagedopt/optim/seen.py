@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
@@ -19,8 +19,6 @@ from .rule_optimizer import RuleOptimizer
 _params, _grad, _format = itemgetter("params"), attrgetter("grad"), methodcaller("get", "state_format")
 #: Takes some items of a tuple.
 Pick = Callable[[tuple[Any, ...]], tuple[Any, ...]]
-#: Where a value of state is among all that are compared, by the id of its parameter, and its name.
-Positions = Mapping[tuple[int, str], int]
 
 
 class Found(NamedTuple):
@@ -37,12 +35,6 @@ class Picks(NamedTuple):
     rows: Pick
     state: Pick
     numbers: Pick
-
-    @classmethod
-    def of(cls, members: Sequence[Member], positions: Positions, keys: Sequence[str], names: Sequence[str]) -> Picks:
-        """Return those of a launch over members, whose state has these keys, and whose numbers these names."""
-        of = [[positions[id(m.param), name] for name in each for m in members] for each in (keys, names)]
-        return cls(*map(_pick, ([m.index for m in members], *of)))
 
 
 class Seen:
@@ -108,14 +100,31 @@ class Seen:
             return tuple([entry[name] for name in alike for entry in entries])
         return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
 
-    def first(self, members: Members) -> tuple[Found, Positions]:
-        """Return the tensors of the step that this is made for, whose new state is nowhere else yet, and positions."""
+    def first(self, members: Members) -> tuple[Found, dict[int, int]]:
+        """Return the tensors of the step that this is made for, whose new state is nowhere else yet.
+
+        Also the index of each key of state, by its id: see :meth:`positions`.
+        """
         entries = {id(m.param): m.entry for m in members.found}
         keys = np.frombuffer(self._keys, np.uint64).tolist()[sum(self._lengths) :]
-        named = [{name: (key, name) for name in of} for key, of in zip(keys, self.names_by_key, strict=True)]
-        positions = {one: i for i, one in enumerate(self._values(named))}
         values = self._values([entries.get(key, {}) for key in keys])
-        return Found(members.params, (*map(_grad, members.params),), values), positions
+        return Found(members.params, (*map(_grad, members.params),), values), {key: i for i, key in enumerate(keys)}
+
+    def positions(self, members: Sequence[Member], name: str, at: Mapping[int, int]) -> list[int]:
+        """Return where a value of each member's state is among all that are compared; for ``at`` see :meth:`first`."""
+        if (alike := self._alike) is not None:
+            before = alike.index(name) * len(self.names_by_key)
+            return [before + at[id(m.param)] for m in members]
+        ends = [*accumulate(map(len, self.names_by_key), initial=0)]
+        keys = [at[id(m.param)] for m in members]
+        return [ends[key] + self.names_by_key[key].index(name) for key in keys]
+
+    def picks(
+        self, members: Sequence[Member], keys: Sequence[str], names: Sequence[str], at: Mapping[int, int]
+    ) -> Picks:
+        """Return what selects the tensors of a launch over members, whose state has these keys and numbers."""
+        of = [[i for name in each for i in self.positions(members, name, at)] for each in (keys, names)]
+        return Picks(*map(_pick, ([m.index for m in members], *of)))
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
         """Return whether groups ask for the same rules and formats."""

@@ -13,19 +13,18 @@ from ..common.units import text_of_bytes
 class MemoryReport(Shown):
     """Where the bytes of optimizer state are.
 
-    ``torch.cuda.memory_allocated`` counts only those of placement ``device``: the others are memory of the driver, not
-    of torch's allocator.  This report and ``nvidia-smi`` count them.
+    ``torch.cuda.memory_allocated`` counts only placement ``device``; this report and ``nvidia-smi`` count the others.
 
     Attributes:
         by_place: bytes by where they should be: ``device``, ``host``, ``file``.
-        measured: bytes by where the driver or the operating system says they are.  If others (a save) have read pages
-            from a file, the host has more than planned until the next step drops them.
+        measured: bytes by where the driver or the operating system reports them.  Pages that a save has read from a
+            file count as host until the next step.
         placement: name of the placement, e.g. ``mapped``; several are joined by ``+``.
         budget: bytes that may stay on the device (for parameters on a CPU: in RAM), a share converted to bytes; None:
             all, or not known before there is state.
         ring: bytes of the device slots through which pages pass; other optimizers may share them.
         asked: the budget in words, as the user gave it ("50% of the state"); "" for all.
-        graphs: bytes on the device of staged steps that are CUDA graphs, as far as the driver had to ask for more.
+        graphs: bytes on the device of CUDA graphs of staged steps.
 
     Example:
         >>> report = optimizer.memory_report()

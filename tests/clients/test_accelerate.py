@@ -123,8 +123,8 @@ def prepared(device: str, place: str) -> Any:
 
 @on_devices
 def test_save_state_and_load_state(tmp_path: Path, device: str) -> None:
-    """`save_state`, and `load_state` in a new process: the bits of the uninterrupted run, from one place to the
-    other, too."""
+    """`save_state`, and `load_state` in a new process: same bits as without interruption, also from one place to
+    the other."""
 
     def run(place: str) -> str:
         by, net, opt, batches, inner = prepared(device, place)

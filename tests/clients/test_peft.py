@@ -92,8 +92,8 @@ def test_adapters_that_come_and_go(device: str, place: str) -> None:
 
 @on_devices
 def test_save_pretrained(tmp_path: Path, device: str) -> None:
-    """`save_pretrained` and the optimizer's state dict, gone on with in a new process: the bits of the uninterrupted
-    run, from one place to the other, too."""
+    """`save_pretrained` and the optimizer's state dict, resumed in a new process: same bits as without
+    interruption, also from one place to the other."""
 
     def run(place: str) -> str:
         net = model(device)

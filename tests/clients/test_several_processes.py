@@ -123,7 +123,7 @@ def test_fsdp2_of_replicas(device: str, tmp_path: Path) -> None:
 
 @on_devices(2, often=False)  # often it is under FSDP2, and where one process prepares its step anew
 def test_tensor_parallel(device: str, tmp_path: Path) -> None:
-    """Tensor parallel, `parallelize_module`: by columns, by rows, by sequence, whose gradients are sums to be made."""
+    """Tensor parallel, `parallelize_module`: by columns, by rows, and by sequence (partial gradients)."""
     check_setup("tensor parallel", device, tmp_path)
 
 
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_loaded_by_another_number_of_processes(device: str, tmp_
 
 @on_devices(2)
 def test_one_process_prepares_its_step_anew(device: str) -> None:
-    """One of the processes has replaced state and the others have not: none waits for what another does not do."""
+    """One process has replaced its state and the others have not: none waits for the others."""
     for found in together(f"{RUNS}.one_of_them_prepares_anew", 2, device):
         check_close(found["ours"], found["torch"], BOUND[device])
         check_same(found["away"], found["ours"])
@@ -175,7 +175,7 @@ def example(*arguments: str) -> dict[str, str]:
 
 
 def test_the_example_goes_on_where_it_was_saved(tmp_path: Path) -> None:
-    """`torchrun`: the example's second run takes the steps behind those of the first one."""
+    """`torchrun`: the example's second run continues where the first one ended."""
     for run in range(2):
         said = example("--folder", str(tmp_path / "checkpoint"), "--steps", "2")
         assert [name for name in said if name.startswith("step")] == [f"step {2 * run + i}" for i in range(2)]

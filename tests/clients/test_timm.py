@@ -96,7 +96,7 @@ def test_layer_decay(device: str, place: str) -> None:
 @everywhere
 def test_create_optimizer_v2(device: str, place: str, name: str) -> None:
     """`create_optimizer_v2` with a class of ours in timm's registry, by itself and under its `Lookahead`
-    (whose slow weights, state of its own, no budget covers: there is a warning)."""
+    (no budget covers its slow weights: there is a warning)."""
 
     def make(net: Any, kind: Any, options: dict[str, Any]) -> Any:
         info = timm.optim.OptimInfo(name="paged", opt_class=kind, has_betas=True)
@@ -152,8 +152,8 @@ def test_native_scaler(device: str, place: str) -> None:
 
 @on_devices
 def test_checkpoint_saver(tmp_path: Path, device: str) -> None:
-    """`CheckpointSaver`, and `resume_checkpoint` in a new process: the bits of the uninterrupted run, from one place to
-    the other, too."""
+    """`CheckpointSaver`, and `resume_checkpoint` in a new process: same bits as without interruption, also from one
+    place to the other."""
 
     def run(place: str) -> str:
         net, opt = made(device, place)

@@ -117,8 +117,8 @@ def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
 
 @on_devices
 def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
-    """`resume_from_checkpoint` in a new process: the bits of the uninterrupted run, from one place to the
-    other, too."""
+    """`resume_from_checkpoint` in a new process: same bits as without interruption, also from one place to the
+    other."""
 
     def run(place: str) -> str:
         made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)

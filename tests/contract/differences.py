@@ -44,7 +44,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "beyond", "of complex numbers", "conjugated*",
-        "A conjugated gradient is taken; torch raises RuntimeError, as it cannot view it as real.",
+        "A conjugated gradient is accepted; torch raises RuntimeError, as it cannot view it as real.",
         _AS_REAL,
     ),
     Difference(
@@ -73,7 +73,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "beyond", "of another dtype", "*",
-        "A gradient of another dtype is taken, as near to float64 as the dtypes allow; torch raises RuntimeError.",
+        "A gradient of another dtype is accepted, as near to float64 as the dtypes allow; torch raises RuntimeError.",
         ("PagedAdamW",),
     ),
     Difference(
@@ -108,7 +108,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "beyond", "flags set between steps",
         tuple(f"{{{also}'fused': True}}{end}" for also in ("", "'foreach': True, ") for end in ("", ": trained")),
-        "fused set in a group whose step counts lie on the CPU is followed, and the counts stay there; torch's "
+        "With fused set in a group, step counts stay on the CPU if they are there, and the step is fused; torch's "
         "kernel refuses them with RuntimeError.",
         ("PagedAdamW",), devices=("cuda",),
     ),
@@ -177,8 +177,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     # Objects.
     Difference(
         "refused", "state that autograd has saved", ("written", "stepped"),
-        "All state of an optimizer has one version counter, so that one call counts a step of any length: autograd "
-        "takes state that it has saved for changed (RuntimeError) where other state of the optimizer is.",
+        "All state of an optimizer has one version counter, raised by one call: autograd regards saved "
+        "state as changed (RuntimeError) when other state of the optimizer is.",
         error=RuntimeError,
     ),
     # Checkpoints.
@@ -203,7 +203,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     # What it says of itself.
     Difference(
         "beyond", "its text", "*",
-        "torch's text, and behind the groups a line on state: bytes by place, the placement and the budget.",
+        "torch's text, and after the groups a line on state: bytes by place, the placement and the budget.",
     ),
 )  # fmt: skip
 

@@ -213,7 +213,7 @@ def test_float32_state_into_float16_parameters(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_float32_state_that_a_state_format_keeps(world: World) -> None:
-    """State in float32 is loaded for parameters in bfloat16, where ours is told ``state_format="float32"``."""
+    """State in float32 is loaded for parameters in bfloat16, where ours has ``state_format="float32"``."""
     cast(world, torch.bfloat16, torch.float32, state_format="float32")
 
 

@@ -194,7 +194,7 @@ def test_sparse(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_sparse_without_state(world: World) -> None:
-    """Sparse gradients for an optimizer that keeps nothing: ``momentum=0`` and no weight decay, for who has that."""
+    """Sparse gradients for an optimizer that keeps nothing: no momentum and no weight decay, where possible."""
     simple = {**without_state(world.entry), **({"weight_decay": 0} if "weight_decay" in world.known else {})}
     p = world.param((13, 18), 1)
     opt = world.make([p], **simple)
@@ -217,7 +217,7 @@ def _mixed(world: World, param: torch.dtype, grad: torch.dtype, dtype: torch.dty
 
 @scenario(CHAPTER)
 def test_of_another_dtype(world: World) -> None:
-    """Gradients of another dtype than their parameters, as frameworks hand them over that keep them in float32."""
+    """Gradients of another dtype than their parameters, as in frameworks that store them in float32."""
     pairs = (
         (torch.bfloat16, torch.float32), (torch.float16, torch.float32), (torch.float32, torch.bfloat16),
         (torch.float32, torch.float64), (torch.float64, torch.float32),

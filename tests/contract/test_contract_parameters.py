@@ -271,7 +271,7 @@ def test_complex_between_steps(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_changed_without_momentum(world: World) -> None:
-    """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, for who has that."""
+    """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, if there is one."""
     plain = without_state(world.entry)
     for label, change in CHANGES.items():
         _changed(world, label, change, **plain)

@@ -202,7 +202,7 @@ def test_devices_that_are_not_meant(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_tensors_without_memory(world: World) -> None:
-    """An optimizer of ``FakeTensorMode``'s tensors; and a first step inside of that mode, behind which it goes on."""
+    """An optimizer of ``FakeTensorMode``'s tensors; and a first step inside of that mode, then steps outside."""
     with FakeTensorMode():
         fake = torch.nn.Parameter(torch.ones(3, device=world.device))
         world.attempt("fake: at construction", world.make, [fake])

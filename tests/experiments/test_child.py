@@ -63,13 +63,8 @@ def test_who_is_no_longer_listened_to_is_ended() -> None:
         os.kill(process.pid, 0)
 
 
-def test_a_child_has_the_tree_and_the_variables_it_is_given(tmp_path: Path) -> None:
-    (tmp_path / "pagedopt").mkdir()
-    (tmp_path / "pagedopt" / "__init__.py").write_text("")
-    environment = {**HELPERS, "TOY": "x"}
-    for tree in (ROOT, tmp_path):
-        (row,) = start(toy_child.seen, environment=environment, tree=tree)
-        assert row == {"tree": str(tree), "variable": "x"}
+def test_a_child_has_the_variables_it_is_given() -> None:
+    assert list(start(toy_child.seen, environment={**HELPERS, "TOY": "x"})) == [{"tree": str(ROOT), "variable": "x"}]
 
 
 def test_only_what_a_child_can_import_is_called() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from experiment_runs import undated
+from experiment_runs import emptied, undated
 from paths import ROOT
 
 from experiments.kept import find
@@ -28,7 +28,16 @@ def test_every_claim_is_there_once() -> None:
 
 
 def test_the_page_comes_out_again() -> None:
-    assert undated(page.page()) == undated((ROOT / "notes" / "lecture.md").read_text()), "python -m experiments lecture"
+    assert undated(page.page()) == undated(page.TABLE.read_text()), "python -m experiments lecture"
+
+
+def test_the_story_quotes_claims_and_is_short() -> None:
+    story, quotes = page.STORY.read_text(), page.quotes()
+    for block, text in quotes.items():
+        assert f"<!-- begin {block} -->\n{text}\n<!-- end {block} -->" in story, "python -m experiments lecture"
+    assert not [block for block in quotes if set(block.split()) - set(CLAIMS)]
+    assert not re.search(r"\d ?(ms|µs|s|%|GB/s|MiB|x)\b", emptied(story)), "numbers come from results"
+    assert len(story.split()) <= 1800
 
 
 def test_the_list_of_notes_has_each_and_says_how_many_claims_are_shown() -> None:

@@ -7,9 +7,9 @@ import torch
 from gpu_support import launching
 
 from experiments.vertical import roofline, spill
+from experiments.vertical.spill import registers
 from experiments.works import fusible
 from experiments.works.fusible import EAGER, LIST, NORM, ONCE, OTHERS, RULE, RULES, TWICE
-from experiments.works.registers import registers
 
 pytestmark = launching()
 #: What torch.compile makes takes seconds, and is torch's.

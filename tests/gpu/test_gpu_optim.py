@@ -1,7 +1,8 @@
-"""PagedAdamW on a GPU: torch's numbers over every transport and placement, on the current stream, without waiting."""
+"""PagedAdamW on a GPU: on the current stream, without waiting, and in managed memory.
 
-import copy
-import functools
+That its numbers are torch's is in ``tests/optim/test_places.py`` and ``test_acts.py``.
+"""
+
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,12 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED, no_synchronizing
-from optim_support import ADAMW, distance, model, pair, step_on_ones, train
+from optim_support import ADAMW, model, step_on_ones, train
 from spill_support import same
 from stand_ins import raising
 
-from pagedopt import PagedAdamW, PagedSGD
+from pagedopt import PagedAdamW
 from pagedopt.system.cuda import driver
-from pagedopt.transports.choose import TRANSPORTS
 
 pytestmark = NEEDED
 
@@ -26,30 +26,6 @@ def trained(count: int, **options: Any) -> tuple[torch.nn.Module, PagedAdamW]:
     opt = PagedAdamW(net.parameters(), **options)
     train(net, opt, count)
     return net, opt
-
-
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
-@pytest.mark.parametrize("case", [ADAMW, {**ADAMW, "amsgrad": True, "maximize": True}], ids=["plain", "amsgrad"])
-def test_adamw_follows_torch_over_every_transport(case: dict[str, Any], transport: str) -> None:
-    make_ours: Any = functools.partial(PagedAdamW, transport=transport, **case)
-    make_theirs: Any = functools.partial(torch.optim.AdamW, fused=True, **case)
-    ours, theirs, _, _ = pair(make_ours, make_theirs, 100, device="cuda")
-    assert distance(ours, theirs) < 3e-6
-
-
-@pytest.mark.parametrize("momentum", [0, 0.8])
-def test_sgd_follows_torch(momentum: float) -> None:
-    case = {"lr": 0.05, "momentum": momentum, "weight_decay": 0.1}
-    ours, theirs, _, _ = pair(lambda p: PagedSGD(p, **case), lambda p: torch.optim.SGD(p, **case), 20, device="cuda")
-    assert distance(ours, theirs) < 2e-6
-
-
-def test_placement_and_transport_change_no_bit() -> None:
-    results = []
-    for options in [{"transport": t} for t in sorted(TRANSPORTS)] + [{"placement": "managed"}]:
-        net, _ = trained(10, **options, **ADAMW)
-        results.append([p.detach() for p in net.parameters()])
-    assert all(same(results[0], other) for other in results[1:])
 
 
 def test_managed_state_is_managed_and_survives_the_optimizer() -> None:
@@ -162,21 +138,6 @@ def test_capture_is_refused_in_words() -> None:
     with pytest.raises(RuntimeError, match="param_groups' capturable is False"), torch.cuda.graph(graph):
         opt.step()
     train(net, opt, 1)
-
-
-def test_state_moves_between_torch_fused_and_us() -> None:
-    fused: Any = functools.partial(torch.optim.AdamW, fused=True, **ADAMW)
-    paged: Any = functools.partial(PagedAdamW, **ADAMW)
-    whole, half = model("cuda"), model("cuda")
-    train(whole, fused(whole.parameters()), 10)
-    before = fused(half.parameters())
-    train(half, before, 5)
-    for make, first, count in ((paged, 5, 3), (fused, 8, 2)):
-        optimizer = make(half.parameters())
-        optimizer.load_state_dict(copy.deepcopy(before.state_dict()))
-        train(half, optimizer, count, first=first)
-        before = optimizer
-    assert distance(list(half.parameters()), list(whole.parameters())) < 3e-6
 
 
 def test_a_new_process_continues_to_the_same_bits(tmp_path: Path) -> None:

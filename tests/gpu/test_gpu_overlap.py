@@ -24,6 +24,7 @@ from staged import both_ways
 from stand_ins import raising
 
 from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.step.pending import Pending
 from pagedopt.optim.step.queued import QueuedStep
 from tests.optim.overlapped_acts import ACTS
 from tests.optim.overlapped_joins import JOINS, loop_of
@@ -213,7 +214,7 @@ def plainly_trained(steps: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("late", [SPIN], indirect=True)
 def test_an_interrupt_at_a_line_of_a_fence(late: None) -> None:
     """The next fence waits for what is left."""
-    lines = Overlap._finish, Overlap._end_of, QueuedStep.finish, QueuedStep._hold, QueuedStep._let_go, QueuedStep._drop
+    lines = Overlap._finish, Overlap._end_of, QueuedStep.finish, QueuedStep._hold, Pending.let_go, QueuedStep._drop
 
     def hit(at: int) -> tuple[Loop, Outcome]:
         loop = Loop(device="cuda")

@@ -1,4 +1,7 @@
-"""State that is partly away: the same bits from every placement, budget and way; pages where the budget has them."""
+"""State that is partly away: pages are where the budget has them, and what moves them takes no more than it has to.
+
+That no place changes a bit is in ``tests/optim/test_places.py``.
+"""
 
 from __future__ import annotations
 
@@ -12,70 +15,20 @@ from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps, trained
 from staged import call_by_call
 
-from pagedopt import PagedAdamW, PagedSGD
+from pagedopt import PagedAdamW
 from pagedopt.paging.policy import SLOTS
 from pagedopt.system.cuda.copies import Copy
-from pagedopt.transports.choose import TRANSPORTS
 
 pytestmark = NEEDED
 
 MiB = 1 << 20
-BUDGETS = [0, 5 * MiB, "21MiB", 100 * MiB]
-WAYS = [
-    *[{"placement": "mapped", "host_access": "staged", "device_budget": b} for b in BUDGETS],
-    *[{"placement": "mapped", "host_access": "in_place", "device_budget": b} for b in BUDGETS],
-    *[{"placement": "managed", "device_budget": b} for b in (*BUDGETS, None)],
-    {"placement": "managed-driver"},
-    *[{"placement": "host", "host_access": way} for way in ("staged", "in_place")],
-    {"placement": "mapped", "host_access": "staged", "device_budget": 0, "transport": "struct"},  # call by call
-    {"placement": "host", "device_budget": 0},
-    {"device_budget": "11MiB"},
-    pytest.param({"device_budget": "auto"}, marks=pytest.mark.exclusive),
-    {"placement": "mapped", "host_access": "in_place", "device_budget": 0, "blocks": 3},
-]
 MIXED = {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}
-FORMATS: list[tuple[torch.dtype, Any]] = [(torch.float32, None), (torch.bfloat16, "float32"), (torch.float32, MIXED)]
 
 
 @functools.cache
-def on_the_device(dtype: torch.dtype, state_format: str | None, amsgrad: bool = False) -> list[torch.Tensor]:
+def on_the_device() -> list[torch.Tensor]:
     """What seven steps lead to with all state on the device."""
-    return everything(
-        *trained(7, dtype, state_format=MIXED if state_format == "mixed" else state_format, amsgrad=amsgrad)
-    )
-
-
-def name(options: dict[str, Any]) -> str:
-    """A test's id."""
-    return "-".join(str(v) for v in options.values())
-
-
-@pytest.mark.parametrize("options", WAYS, ids=name)
-@pytest.mark.parametrize(("dtype", "state_format"), FORMATS, ids=["float32", "bfloat16", "mixed"])
-def test_spilling_changes_no_bit(dtype: torch.dtype, state_format: Any, options: dict[str, Any]) -> None:
-    params, opt = trained(7, dtype=dtype, state_format=state_format, **options)
-    key = "mixed" if isinstance(state_format, dict) else state_format
-    assert same(everything(params, opt), on_the_device(dtype, key))
-    if isinstance(budget := options.get("device_budget"), int):
-        assert opt.memory_report().by_place.get("device", 0) <= budget
-
-
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
-@pytest.mark.parametrize("way", ["staged", "in_place"])
-def test_every_transport_serves_spilled_state(transport: str, way: str) -> None:
-    found = trained(7, device_budget="11MiB", host_access=way, transport=transport, amsgrad=True)
-    assert same(everything(*found), on_the_device(torch.float32, None, amsgrad=True))
-
-
-def test_momentum_of_sgd_spills_too() -> None:
-    results = []
-    for options in ({}, {"device_budget": 3 * MiB}):
-        params = parameters()
-        opt = PagedSGD(params, lr=0.1, momentum=0.9, **options)  # type: ignore[arg-type]
-        steps(params, opt, 5)
-        results.append(everything(params, opt))
-        assert options == {} or opt.memory_report().by_place["host"] > 20 * MiB
-    assert same(*results)
+    return everything(*trained(7))
 
 
 @pytest.mark.exclusive
@@ -95,7 +48,7 @@ def test_pages_move_between_steps_at_their_addresses(placement: str) -> None:
         assert report.budget is None or report.by_place.get("device", 0) <= report.budget
         steps(params, opt, 1, first=step)
     assert addresses == [opt.state[p]["exp_avg"].data_ptr() for p in params]
-    assert same(everything(params, opt), on_the_device(torch.float32, None))
+    assert same(everything(params, opt), on_the_device())
 
 
 def test_what_crosses_the_link_is_what_is_away() -> None:
@@ -136,7 +89,7 @@ def test_a_step_takes_no_more_than_budget_and_ring() -> None:
 
 
 def test_steps_follow_the_current_stream() -> None:
-    want = on_the_device(torch.float32, None)
+    want = on_the_device()
     for way in ("staged", "in_place"):
         params = parameters()
         opt = PagedAdamW(params, device_budget="9MiB", host_access=way, **ADAMW)
@@ -175,21 +128,6 @@ def test_state_that_is_partly_away_can_be_used_as_any_tensor(tmp_path: Any) -> N
     torch.save(opt.state_dict(), tmp_path / "state.pt")
     saved = torch.load(tmp_path / "state.pt", map_location="cpu")
     assert torch.equal(saved["state"][0]["exp_avg"], opt.state[params[0]]["exp_avg"].cpu())
-
-
-def test_late_parameters_and_groups_share_the_budget() -> None:
-    results = []
-    for options in ({}, {"device_budget": "20MiB"}):
-        params, more = parameters(), parameters(seed=1)
-        opt = PagedAdamW(params, **options, **ADAMW)  # type: ignore[arg-type]
-        steps(params, opt, 2)
-        opt.add_param_group({"params": more, "lr": 0.01})
-        steps(params + more, opt, 3)
-        results.append(everything(params + more, opt))
-        if options:
-            assert len(opt.store.arenas) == 2
-            assert opt.memory_report().by_place["device"] <= 20 * MiB
-    assert same(*results)
 
 
 @call_by_call

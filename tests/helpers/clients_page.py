@@ -35,7 +35,7 @@ class Client:
     Attributes:
         name: for the heading.
         file: of its tests.
-        packages: whose versions are told.
+        packages: whose versions the page names.
         write: what a user writes.
         example: a program in ``examples/``.
         words: what else a user has to know.
@@ -66,19 +66,17 @@ CLIENTS = (
         "optimizer = PagedAdamW(model.parameters(), **kwargs)\n"
         "Trainer(model, arguments, optimizers=(optimizer, None), …)",
         "hf_trainer.py",
-        "The learning rate stands there: Trainer does not pass its own to such a class. Where Trainer makes the "
-        "optimizer, it makes two groups, one with its own `weight_decay`, one (biases and norms) with none. "
-        "`trainer.optimizer.optimizer` is ours (`memory_report()`, `guard()`, `set_device_budget()`); with an "
-        "optimizer given as `optimizers=`, `with optimizer.guard(): trainer.train()` works, and "
-        "`auto_find_batch_size=True` does for Trainer what `run_with_room` does for a loop of one's own: where memory "
-        "ran out it goes on, there with smaller batches.",
+        "Trainer does not pass its learning rate to such a class, so the arguments contain it. Trainer makes two "
+        "groups: one with its `weight_decay`, one (biases and norms) without. `trainer.optimizer.optimizer` is ours "
+        "(`memory_report()`, `set_device_budget()`). With `optimizers=`, write `with optimizer.guard(): "
+        "trainer.train()`. `auto_find_batch_size=True` retries with smaller batches where memory ran out.",
     ),
     Client(
         "accelerate",
         "tests/clients/test_accelerate.py",
         ("accelerate",),
         "model, optimizer, batches = accelerator.prepare(model, PagedAdamW(model.parameters(), lr=3e-4), batches)\n"
-        "optimizer.optimizer.memory_report()  # what is ours alone is asked of the optimizer inside",
+        "optimizer.optimizer.memory_report()  # our own methods are those of the inner optimizer",
         "accelerate_loop.py",
     ),
     Client(
@@ -116,19 +114,21 @@ CLIENTS = (
 )
 
 _HEAD = """\
-# Clients, really run
+# Trainers and libraries that these optimizers were run with
 
-Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients` that
-trains a small model, made there, with `PagedAdamW` and with torch's fused AdamW from the same seed. Every step of ours
-is also taken by torch's, from the same parameters, gradients and moments: they differ by four roundings at most (a
-compiled train step is not watched so). Losses of both trainings agree to 1e-5 of themselves, weights to 1e-4 of the way
-that they have gone; to 2e-2 where forward and backward compute in 16 bits, to 1e-4 where they are compiled.
+Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients`. It
+trains a small model with `PagedAdamW` and with torch's fused AdamW from the same seed, and compares every step, the
+losses and the weights. `make test-clients` runs most of them, `make test-long` all.
 
-`resident`: all state on the device of the model. `away`: `device_budget=0`. `yes`: both, or neither matters. `–`: not
-run, or not for such a device. `make test-clients` runs most of it, `make test-long` all. Several processes run over
-gloo on CPUs and, where there are GPUs enough, over NCCL, and agree with torch's class to 1e-6 (GPUs 1e-5, bfloat16
-1e-2); training over several machines has not been tried. Beside a CPU build of torch the torchvision that pip finds may
-not load, and with it transformers, timm and Lightning do not: [setup.md](setup.md) says what helps.
+| cell | meaning |
+|---|---|
+| `resident` | passed with all state on the model's device |
+| `away` | passed with `device_budget=0` |
+| `yes` | passed with both, or the budget does not matter |
+| `–` | not run, or not for this device |
+
+Several processes run over gloo on CPUs and over NCCL on GPUs; several machines have not been tried. If transformers,
+timm or Lightning cannot be imported beside a CPU build of torch, see [setup.md](setup.md).
 
 {runs}
 """
@@ -146,12 +146,9 @@ def page() -> str:
 
 def _iterations() -> str:
     """What ``python -m experiments fsdp2`` has measured."""
-    from experiments.harness import fingerprint
-    from experiments.harness.question import Question
-
     from experiments.lab import Rows
     from experiments.step import fsdp2
-    from experiments.step.sharded_process import AWAY, LINK, OURS
+    from experiments.step.fsdp2 import AWAY, LINK, OURS
 
     measured = json.loads(FSDP2.read_text())
     part = measured["parts"]["fsdp2"]
@@ -161,15 +158,14 @@ def _iterations() -> str:
     taken, rate = away["ours"]["median"], rows.first(kind=LINK)
     words = (
         f"Over two {measured['machine']['gpu']}, all state on the devices, an iteration of FSDP2 takes "
-        f"{whole['median']:.2f} of the time of one with torch's fused AdamW, the step in it {step['median']:.2f} "
-        f"(medians of {whole['n']} turns; of iterations, which wait for the host, four fifths lie between "
-        f"{whole['p10']:.2f} and {whole['p90']:.2f}). With all {away['away'] / 1e9:.2f} GB of each process away a step "
-        f"takes {taken / 1e3:.0f} ms, {taken / away['floor']:.2f} of what copies of as many bytes up and down need "
-        f"while the other process does the same ({rate['bytes'] / rate['time']['median'] / 1e3:.1f} GB/s each way and "
-        f"card). `python -m experiments fsdp2`; [raw](../experiments/results/{FSDP2.name})."
+        f"{whole['median']:.2f} times as long as with torch's fused AdamW, and its step {step['median']:.2f} times "
+        f"(medians of {whole['n']} turns; p10 to p90 of iterations: {whole['p10']:.2f} to {whole['p90']:.2f}). "
+        f"With all {away['away'] / 1e9:.2f} GB of each process on the host a step takes {taken / 1e3:.0f} ms: "
+        f"{taken / away['floor']:.2f} times what copies of the same bytes take while the other process copies, too "
+        f"({rate['bytes'] / rate['time']['median'] / 1e3:.1f} GB/s each way and card). Measured at {part['commit']} by "
+        f"`python -m experiments fsdp2`; [raw](../experiments/results/{FSDP2.name})."
     )
-    age = fingerprint.age(part["commit"], Question(fsdp2).changed(part))
-    return f"{textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)}\n\nThat was {age}.\n"
+    return f"{textwrap.fill(words, 120, break_long_words=False, break_on_hyphens=False)}\n"
 
 
 def _chapter(client: Client, record: dict[str, Any]) -> str:

@@ -24,30 +24,25 @@ FILES = (
 for _file in FILES:
     importlib.import_module(f"test_contract_{_file}")
 _HEAD = """\
-# The contract: what people do to an optimizer, beside torch's
+# The contract: where these optimizers differ from torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` plays {scenes} scenarios twice, with
-torch's class and with ours, in each placement: {places}.
-Parameters, state, values and types of errors are compared. In {same} of them nothing differs for any class; the others
-follow.
-torch's class has `foreach=False`, unless the user sets a flag, or numbers are at their limits: that is done in torch's
-default way. `PagedLion` stands beside Lion in plain torch, as torch has none.
+Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
+with ours, in each placement: {places}. It compares parameters, state, and values and types of errors. In {same}
+scenarios nothing differs; the tables list the others. `PagedLion` is compared with Lion in plain torch.
 
-**beyond**: ours does what torch refuses, or keeps more. **refused**: ours refuses what torch does. **differs**:
-numbers do.
+**beyond**: ours does what torch refuses, or preserves more. **refused**: ours refuses what torch does. **differs**:
+the numbers differ.
 
-The same folder holds what a step computes, in each of these placements:
+The numbers of a step, in each placement:
 
-* CPU and CUDA leave the same bits (`tests/gpu/test_gpu_cpu_bits.py`).
-* After 1,000 steps in float32 the error against float64 is at most that of the best of torch's ways: loop, `foreach`,
-  `fused`. So over many steps our parameters are the nearer ones ([by how much](arithmetic.md)). One exception:
-  `exp_avg_sq` on a GPU is compared with loop and `foreach` alone. `fused` has half our error there for a beta2 of 0.95
-  ([raw](raw/suite-h200-eeffdf8.txt)) and 1.4 times our error for 0.999.
-* One step is compared with a step of torch's default (its loop on a CPU, `foreach` on a GPU). Both begin from torch's
-  own parameters and state. `exp_avg` and `momentum_buffer` are equal to the bit. `exp_avg_sq` differs by at most 1 ulp,
-  on a GPU by 2, as torch squares gradients first there. A parameter differs by at most 5 ulp of the larger of it and
-  its update.
-* Of bfloat16 and float16 parameters one step ends at most 1 ulp from the float64 result, rounded to 16 bits.
+* CPU and CUDA give the same result, bit for bit.
+* One float32 step beside torch's default (loop on a CPU, `foreach` on a GPU): `exp_avg` and `momentum_buffer` are equal
+  bit for bit. `exp_avg_sq` differs by at most 1 ulp, on a GPU by 2. A parameter differs by at most 5 ulp of the larger
+  of it and its update.
+* After 1,000 float32 steps the error against float64 is at most that of torch's loop, `foreach` and `fused`
+  ([by how much](arithmetic.md)). One exception: `exp_avg_sq` on a GPU, where `fused` has half our error for a beta2 of
+  0.95 ([raw](raw/suite-h200-eeffdf8.txt)), and 1.4 times our error for 0.999.
+* One bfloat16 or float16 step ends at most 1 ulp from the float64 result rounded to 16 bits.
 """
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,17 +124,6 @@ def save(file: Path, opt: Any, params: Params) -> None:
     """A checkpoint that is there as a whole or not at all."""
     torch.save({"params": [p.detach() for p in params], "state": opt.state_dict()}, file.with_suffix(".part"))
     os.replace(file.with_suffix(".part"), file)
-
-
-def go_on(folder: str) -> None:
-    """In a new process: finish each case in a folder from its checkpoint."""
-    torch.set_num_threads(1)
-    for case in json.loads((Path(folder) / "cases.json").read_text()):
-        opt, params = made({**case, "seed": 99})  # the seed is in the checkpoint
-        file = Path(folder) / f"{case['number']}.pt"
-        load(opt, params, torch.load(file, weights_only=True))
-        train(opt, params, range(STEPS // 2, STEPS), case["late"], case["place"])
-        torch.save(bits(opt, params), file.with_suffix(".done"))
 
 
 #: Of the training that is killed: state of one parameter is away, and rounding adds up.

@@ -39,7 +39,7 @@ def text_of(thing: Any) -> str:
             paragraphs = "\n".join(lines).split("\n\n")
             if section == "Returns":
                 paragraphs[0] = f"Returns {paragraphs[0]}"
-            found += [_wrapped(each) for each in paragraphs if each.strip()]
+            found += [_paragraph(each) for each in paragraphs if each.strip()]
     return "\n\n".join(found) + "\n"
 
 
@@ -71,6 +71,13 @@ def _item(entry: tuple[str, str]) -> str:
     names, text = entry
     shown = ", ".join(f"`{name}`" for name in names.split(", "))
     return _wrapped(f"{shown}: {text}", "* ", "  ")
+
+
+def _paragraph(text: str) -> str:
+    """Text, or a list with stars."""
+    if not text.startswith("* "):
+        return _wrapped(text)
+    return "\n".join(_wrapped(item.removeprefix("* "), "* ", "  ") for item in re.split(r"\n(?=\* )", text))
 
 
 def _wrapped(text: str, first: str = "", later: str = "") -> str:

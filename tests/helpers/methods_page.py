@@ -17,12 +17,12 @@ PAGE = ROOT / "notes" / "methods.md"
 _HEAD = """\
 # Methods of every optimizer
 
-Made by `tests/helpers/methods_page.py` of docstrings; do not edit. What torch's optimizers have, too, is as there and
-not listed, but for state dicts. [options.md](options.md) has the options, [hiding.md](hiding.md) more on `attach`.
+Made by `tests/helpers/methods_page.py` of docstrings; do not edit. Methods of torch's optimizers are the same and, but
+for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more on `attach`.
 """
 #: Methods by what they are for; behind one the class of what it returns.
 PARTS: dict[str, tuple[Any, ...]] = {
-    "Where state lies": (
+    "Memory": (
         PagedOptimizer.memory_report, MemoryReport, PagedOptimizer.set_device_budget, PagedOptimizer.spill,
         PagedOptimizer.unspill, PagedOptimizer.spilled, PagedOptimizer.guard,
     ),

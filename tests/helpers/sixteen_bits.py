@@ -1,6 +1,6 @@
 """In 16 bits: the share of parameters that a step of ours, or of one of torch's ways, does not round as float64.
 
-Every step begins from torch's own parameters and state, after ten steps.  It prints the table of notes/arithmetic.md:
+Every step begins from torch's own parameters and state, after ten steps.  It prints the shares of notes/arithmetic.md:
 
     PYTHONPATH=.:tests/helpers python -m sixteen_bits [cuda]
 """

@@ -162,4 +162,4 @@ LONG = (
     "pickle",
 )
 #: Those that wait for nothing, or only for what they read.
-HIDE = ("zero_grad to None", "a part of the model", "errors in the forward", "threads")
+HIDE = ("zero_grad to None", "errors in the forward", "threads")

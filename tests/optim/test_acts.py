@@ -19,7 +19,7 @@ from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from tests.acts import BEFORE, FLAGS, HOME, MOVES, NORMS, OUTSIDE, STATE, absent, acts_of, add_group, each_entry
+from tests.acts import BEFORE, FLAGS, HOME, MOVES, NORMS, OUTSIDE, RESETS, STATE, absent, acts_of, add_group, each_entry
 from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
@@ -31,6 +31,7 @@ from tests.world import (
     RESIDENT,
     SIDES,
     SPILLED,
+    Side,
     World,
     Worlds,
     assert_refused,
@@ -71,6 +72,14 @@ def test_an_act_and_the_same_again(name: str, act: str, clip: float | None, devi
     assert [record(world.optimizer) is not None for world in worlds.ours[:2]] == [QUICK, False]
     for _ in range(2):
         worlds.do(acts_of(name)[act], act).step(4)
+
+
+@pytest.mark.parametrize("act", RESETS)
+def test_a_reset_wherever_state_is(act: str) -> None:
+    others = (Side(str(options), options) for options in ({"preallocate": True}, {"placement": "host"}))
+    worlds = Worlds(CASES["adamw"], *SIDES, *others).step(3).do(RESETS[act]).step(3).do(RESETS[act])
+    assert not worlds.do(RESETS[act]).step(2).over
+    assert len({vars(world.optimizer).get("mine") for world in worlds.each()}) == 1
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -13,9 +13,9 @@ from overlapped import Ended, Loop, agree, equal, run
 
 from pagedopt.optim import optimizer as optimizers
 from pagedopt.optim.overlap import hooks
-from pagedopt.optim.overlap.models import Models
+from pagedopt.optim.overlap import record as records
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.overlap.record import Record
+from pagedopt.optim.overlap.record import Recorder
 from pagedopt.optim.step import queued as queued_steps
 from pagedopt.optim.step.queued import QueuedStep
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
@@ -55,33 +55,48 @@ def _nothing(*_: Any, **__: Any) -> Any:
     return None
 
 
-def _not_at_the_end(self: QueuedStep) -> int:
-    return 0 if sys._getframe(1).f_code is Overlap.leave.__code__ else wait_for_all(self)
+def _but_in(caller: Callable[..., Any]) -> Callable[..., int]:
+    def wait(self: QueuedStep, *launches: int) -> int:
+        return 0 if sys._getframe(1).f_code is caller.__code__ else wait_for(self, *launches)
+
+    return wait
 
 
-def _behind_other_hooks(self: Models, module: torch.nn.Module) -> None:
-    module.register_forward_pre_hook(self._enter)
+def _behind_other_hooks(self: Overlap, module: torch.nn.Module) -> None:
+    begins = module in self._models
+    module.register_forward_pre_hook(self._begin if begins else self._enter)
     module.register_forward_hook(self._leave)
-    overlap: Any = self._enter._overlap()
-    overlap.record.read_by = lambda _: ()
-    overlap._hook_anew = lambda _: None
+    self._hook_anew = lambda _: None  # type: ignore[method-assign]
+    self._wait_for = _own_alone  # type: ignore[method-assign]
 
 
-wait_for_all = QueuedStep.wait_for_all
+def _order_alone(self: Recorder, slots: Any) -> None:
+    self.order.update(dict.fromkeys(slots or ()))
+
+
+def _own_alone(queued: QueuedStep, module: torch.nn.Module, _: Any) -> None:
+    queued.wait_for(queued.launches_before(module._parameters.values()))
+
+
+def _as_if_known(self: Overlap, counter: Any) -> None:
+    if sys._getframe(1).f_code is not Overlap._wait_for.__code__:
+        finish(self, counter)
+
+
+wait_for, finish = QueuedStep.wait_for, Overlap._finish
 
 
 #: What is taken out, and the loop that shows it.
 FENCES: dict[str, tuple[object, str, Callable[..., Any], str]] = {
-    "modules": (Overlap, "_wait_for", lambda *_: (0, None), "plain"),
-    "own parameters": (Overlap, "_read_by", lambda self, module: self.record.read_by(module), "plain"),
-    "the record, in out_proj": (Record, "read_by", lambda *_: (), "attention"),
-    "the record, in F.linear": (Record, "read_by", lambda *_: (), "functional"),
-    "before other hooks": (Models, "hook", _behind_other_hooks, "old weight_norm"),
-    "the end of the forward": (QueuedStep, "wait_for_all", _not_at_the_end, "regularizer"),
-    "unrecorded modules": (Record, "knows", lambda self, _: bool(self._training), "late"),
-    "parameters outside": (Overlap, "_wait_for_outside", _nothing, "encoder outside"),
+    "modules": (Overlap, "_wait_for", _nothing, "plain"),
+    "the record, in out_proj": (Recorder, "_note", _order_alone, "attention"),
+    "the record, in F.linear": (Recorder, "_note", _order_alone, "functional"),
+    "before other hooks": (Overlap, "_hook", _behind_other_hooks, "old weight_norm"),
+    "the end of the forward": (QueuedStep, "wait_for", _but_in(Overlap.leave), "regularizer"),
+    "unrecorded modules": (Overlap, "_finish", _as_if_known, "late"),
+    "parameters outside": (QueuedStep, "wait_for", _but_in(Overlap._queue), "encoder outside"),
     "memory that cannot be told": (queued_steps, "cannot_be_told", lambda _: False, "transforms"),
-    "a record that cannot tell": (Record, "note_any", _nothing, "recorded in a transform"),
+    "a record that cannot tell": (records, "cannot_be_told", lambda _: False, "recorded in a transform"),
     "other optimizers": (optimizers, "wait_for_others", _nothing, "two over the same"),
 }
 

@@ -94,7 +94,7 @@ class Logged(nn.Module):
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
     reason="torch 2.6 ends the process where more than eight equal blocks are compiled, before this change, too",
 )
-def test_blocks_are_compiled_once_their_stops_are_known() -> None:
+def test_blocks_are_compiled_once_their_needs_are_known() -> None:
     """A call of a compiled block is as deep in the stack as one that was not, if its caller's is two deeper."""
 
     def before(loop: Loop) -> None:
@@ -172,11 +172,11 @@ def test_a_shallow_copy_of_a_module_shares_its_hooks() -> None:
     copy.deepcopy(net)
     for _ in range(5):
         copy.copy(net)(loop.batch())
-    assert len(net._forward_hooks) == 2
+    assert len(net._forward_hooks) == 1
 
 
 def test_a_closure_takes_a_module_out_of_the_model() -> None:
-    """``step()`` waits for what no attached model holds any more."""
+    """``step()`` waits for what no attached model holds any more, and says so."""
 
     def without_the_last(loop: Loop, gradients: Any) -> Tensor:
         loss: Tensor = gradients()
@@ -193,19 +193,20 @@ def test_a_closure_takes_a_module_out_of_the_model() -> None:
         return loss
 
     loop = Loop(step=without_the_last)
-    agree(run(loop, True, 4, watch=False), run(loop, False, 4), hidden=False)
+    with pytest.warns(RuntimeWarning, match="2 of 72 parameters of the optimizer are in no attached model"):
+        queued = run(loop, True, 4, watch=False)
+    agree(queued, run(loop, False, 4), hidden=False)
 
 
 def test_recorders_do_not_note_the_looks_of_other_optimizers() -> None:
     loop = Loop(optimizers=lambda loop: [loop.adamw([p]) for p in loop.models[0].parameters()][:2])
     loop.start(True)
     loop.train(4)
-    reads = [opt._overlap.record._reads for opt in loop.opts]
+    reads = [opt._overlap._reads for opt in loop.opts]
     loop.opts[0].detach()
     loop.opts[0].attach(loop.models[0])
     loop.train(3)
-    assert not any(map(len, reads))
-    assert not len(loop.opts[0]._overlap.record._reads)
+    assert not any(others for modules in reads for modes in modules.values() for others in modes.values())
 
 
 def test_evaluation_in_threads_between_steps() -> None:

@@ -41,9 +41,9 @@ from torch import nn
 
 from pagedopt.optim.launch import Work
 from pagedopt.optim.overlap import everyone
-from pagedopt.optim.overlap.calls import Calls
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.overlap.record import Record, Recorder
+from pagedopt.optim.overlap.record import Recorder
+from pagedopt.optim.step.pending import Pending
 from pagedopt.optim.step.queued import QueuedStep
 
 pytestmark = [
@@ -92,8 +92,7 @@ def test_an_act_is_hit(act: str, shoot: Shoot) -> None:
 
 #: What may lose a step that is queued.
 FENCE = (
-    Overlap.wait, Overlap._finish, Overlap._end_of, everyone.wait_if_alive, QueuedStep.finish, QueuedStep.wait_for_all,
-    QueuedStep._reach,
+    Overlap.wait, Overlap._finish, Overlap._end_of, everyone.wait_if_alive, QueuedStep.finish, QueuedStep.wait_for,
 )  # fmt: skip
 
 
@@ -164,14 +163,14 @@ def test_a_step_that_could_not_be_counted_stays_damaged(monkeypatch: pytest.Monk
 def test_an_error_between_two_launches_leaves_no_page_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even while the error is kept."""
     loop = ready()
-    let_go = QueuedStep._let_go
+    let_go = Pending.let_go
 
-    def fail(self: QueuedStep, first: int, stop: int) -> None:
+    def fail(self: Pending, first: int, stop: int) -> None:
         if first == 2:
             raise OSError("says the test")
         let_go(self, first, stop)
 
-    monkeypatch.setattr(QueuedStep, "_let_go", fail)
+    monkeypatch.setattr(Pending, "let_go", fail)
     with pytest.raises(OSError, match="says the test") as raised:
         loop.opts[0].wait()
     assert not carriers()
@@ -201,13 +200,13 @@ def test_one_that_fails_or_is_interrupted_does_not_keep_others_from_being_carrie
     for at in (1, 2, 5):
         loops = [ready() for _ in range(3)]
         broken: Any = loops[1].opts[0]._overlap.queued
-        broken.wait_for_all = raising(OSError("says the test"))
+        broken.wait_for = raising(OSError("says the test"))
         outcome = interrupt_at(at, signal.SIGINT, fence, of=(Overlap.wait, Overlap._finish))
         assert isinstance(outcome.error, KeyboardInterrupt)
         for each in (loops[0], loops[2]):
             assert each.opts[0]._overlap.queued is None
             assert all(map(torch.equal, each.models[0].parameters(), plain()[0]))
-        del broken.wait_for_all
+        del broken.wait_for
         assert taken(loops[1]) == TAKEN
 
 
@@ -238,12 +237,12 @@ def test_sigint_at_random_times(rounds: int) -> None:
 
 #: In the middle of what a signal handler may come, and calls itself.
 SHARED = (
-    Calls.push, Calls.pop, Calls.forget_ended, QueuedStep._reach, QueuedStep._carry_out, Overlap.enter, Overlap.leave,
-    Overlap._end_of,
+    Overlap.begin, Overlap.enter, Overlap.leave, Overlap._end, Overlap._end_of, QueuedStep.wait_for,
+    QueuedStep._carry_out,
 )  # fmt: skip
 
 
-RECORDED = Recorder.__torch_function__, Record.note, Calls.push, Calls.pop
+RECORDED = Recorder.__torch_function__, Recorder._note, Recorder.enter, Recorder.leave, Overlap._end
 SOME = [pytest.param(TAKEN, SHARED, id="shared"), pytest.param(0, RECORDED, id="recorded")]
 ALL = [pytest.param(steps, (), id=f"all, behind {steps} steps", marks=pytest.mark.long) for steps in (TAKEN, 0)]
 
@@ -269,4 +268,4 @@ def test_a_signal_handler_calls_the_model_and_saves(steps: int, of: tuple[Callab
         assert outcome.error is None, f"{outcome.shots}: {outcome.error!r}"
         loop.train(max(0, TAKEN - loop.number))
         assert taken(loop) == loop.number, outcome.shots
-        assert loop.opts[0]._overlap._calls.outermost is None, outcome.shots
+        assert loop.opts[0]._overlap._calls.now is None, outcome.shots

@@ -233,7 +233,7 @@ def test_a_method_behind_a_call_of_the_model() -> None:
     model, opt = loop.models[0], loop.opts[0]
     with pytest.raises(RuntimeError, match=r"a Sequential is called .* parameter 'pos' .* still to be updated"):
         model.features(loop.batch())
-    assert not opt._overlap._calls.stack
+    assert opt._overlap._calls.now is None
     loop.train(2)
     with opt.waited():
         model.features(loop.batch())

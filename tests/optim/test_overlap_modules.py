@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from typing import Any
 
@@ -12,7 +13,7 @@ from often import long_but
 from overlapped import Loop, equal, linears
 from torch import nn
 
-from pagedopt.optim.overlap.models import Models
+from pagedopt.optim.overlap.overlap import Overlap
 from tests.optim.overlapped_joins import JOINS, loop_of
 from tests.optim.overlapped_models import Functional
 
@@ -53,8 +54,8 @@ def test_modules_change_while_none_is_queued(name: str) -> None:
 
 def test_modules_are_compared_only_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in its first forward; twice in an iteration, as ``step()`` does it too."""
-    loop, calls, unhooked = trained(), [], Models.unhooked
-    monkeypatch.setattr(Models, "unhooked", lambda self, modules: (calls.append(1), unhooked(self, modules))[1])
+    loop, calls, unhooked = trained(), [], Overlap._unhooked
+    monkeypatch.setattr(Overlap, "_unhooked", lambda self, modules: (calls.append(1), unhooked(self, modules))[1])
     loop.forward(loop.batch())
     assert len(calls) == 1
     loop.forward(loop.batch())
@@ -131,6 +132,21 @@ def test_hooks_that_cannot_be_set_leave_none() -> None:
         loop.opts[0].attach(loop.models[0])
     assert hooks_of(loop.models[0]) == 0
     assert not loop.opts[0]._optimizer_step_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["Enter", "Leave", "Raised", "Fence", "Load"])
+def test_a_hook_in_a_model_that_pagedopt_0_1_0_has_pickled(name: str) -> None:
+    """Its class is found by that name, and it does nothing."""
+    hook = pickle.loads(f"cpagedopt.optim.overlap.hooks\n{name}\n(tR.".encode())
+    module = nn.Linear(2, 2)
+    if name == "Enter":
+        module.register_forward_pre_hook(hook)
+    elif name in ("Leave", "Raised"):
+        module.register_forward_hook(hook, always_call=True)
+    else:
+        module.register_state_dict_pre_hook(hook)
+    module(torch.ones(1, 2))
+    pickle.loads(pickle.dumps(module)).state_dict()
 
 
 def test_a_layer_that_was_replaced_is_not_kept_alive() -> None:

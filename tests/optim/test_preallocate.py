@@ -11,24 +11,13 @@ import pytest
 import torch
 from optim_support import same
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt import PagedAdamW
 from pagedopt.optim.launch import Work
 from pagedopt.placements import store as stores
-from tests.outside.nadam import NAdam
-
-KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "adamw": (PagedAdamW, {"lr": 0.03, "weight_decay": 0.2}),
-    "amsgrad": (PagedAdamW, {"lr": 0.03, "amsgrad": True, "state_format": "bfloat16"}),
-    "momentum": (PagedSGD, {"lr": 0.03, "momentum": 0.7, "dampening": 0.4}),
-    "plain sgd": (PagedSGD, {"lr": 0.03}),
-    "lion": (PagedLion, {"lr": 0.003}),
-    "nadam": (NAdam, {"lr": 0.02}),
-}
-PLACES: list[dict[str, Any]] = [
-    {},
-    {"placement": "file", "device_budget": 0},
-    {"placement": "file", "device_budget": "50%"},
-]
+from tests.acts import absent
+from tests.optim.test_numbers import NADAM
+from tests.specs import BY_STATE, CASES, Case
+from tests.world import RESIDENT, Side, Worlds
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -46,20 +35,14 @@ def train(params: list[torch.nn.Parameter], optimizer: Any, steps: int = 4) -> N
         optimizer.step()
 
 
-@pytest.mark.parametrize("place", PLACES, ids=str)
-@pytest.mark.parametrize("name", KINDS)
-def test_steps_and_state_are_those_without(name: str, place: dict[str, Any]) -> None:
-    kind, hyper = KINDS[name]
-    ours, theirs = parameters(), parameters()
-    mine, other = kind(ours, **hyper, **place, preallocate=True), kind(theirs, **hyper, **place)
-    assert not mine.state
-    assert not mine.state_dict()["state"]
-    train(ours, mine)
-    train(theirs, other)
-    assert same(ours, theirs)
-    assert [*mine.state] == ours[:2] + ours[3:] or not other.state
-    for p, q in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(dict(mine.state.get(p, {})), dict(other.state.get(q, {})), rtol=0, atol=0)
+@pytest.mark.parametrize("case", [*BY_STATE.values(), CASES["sgd"], NADAM], ids=str)
+def test_steps_and_state_are_those_without(case: Case) -> None:
+    """Wherever state is; the last parameter has its first gradient in the third step, another never has one."""
+    options: tuple[dict[str, Any], ...] = ({"preallocate": True}, {"preallocate": True, "state_format": "float32"})
+    sides = [Side(f"{how}, {share}", how, share) for how in options for share in (None, 0, 0.5)]
+    worlds = Worlds(case, RESIDENT, *sides)
+    assert not any(world.optimizer.state_dict()["state"] for world in worlds.ours)
+    assert not worlds.step(4, absent(lambda step: (2, 5) if step < 2 else (2,))).over
 
 
 def test_the_first_step_makes_no_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from typing import Any
@@ -13,7 +12,7 @@ from optim_support import ADAMW, bits, same
 from support import threads
 
 import pagedopt
-from pagedopt import PagedAdamW, PagedSGD
+from pagedopt import PagedAdamW
 from pagedopt.kernels import team
 from pagedopt.optim import seen
 from pagedopt.optim.pages import Route
@@ -22,6 +21,9 @@ from pagedopt.system import compare_tensors
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
 from pagedopt.tables.pointers import PointerTable
+from tests.acts import acts_of, transposed
+from tests.specs import CASES
+from tests.world import SIDES, World, Worlds, numbers, one_group
 
 PLACEMENTS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%"}]
 
@@ -202,82 +204,52 @@ def test_what_runs_out_of_memory_before_the_first_write_damages_nothing(
 # --- every way to look ------------------------------------------------------------------------------------------------
 
 
-def swapped(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    a, b = opt.state[params[0]], opt.state[params[1]]
-    a["exp_avg"], b["exp_avg"] = b["exp_avg"][:50_000].clone(), torch.cat([a["exp_avg"], a["exp_avg"][:1]])
+def swap_sizes(w: World) -> None:
+    a, b = (w.state[p] for p in w.params[:2])
+    a["exp_avg"], b["exp_avg"] = b["exp_avg"][: len(a["exp_avg"])].clone(), torch.cat([a["exp_avg"], a["exp_avg"][:1]])
 
 
-def other_data(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    entry = opt.state[params[1]]
-    entry["exp_avg_sq"].data = entry["exp_avg_sq"].data * 3
+def put_last(w: World) -> None:
+    w.state[w.params[0]] = w.state.pop(w.params[0])
 
 
-def other_count(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    opt.state[params[2]]["step"].data = torch.tensor(5.0)
+EDITS = {
+    "moments of two sizes": swap_sizes,
+    "another order": put_last,
+    **{
+        name: acts_of("adamw")[name]
+        for name in (
+            "one entry of clones", "delete", "foreign name", "exp_avg_sq: data", "step: data", "parameters .data",
+        )
+    },
+}  # fmt: skip
 
 
-def new_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    opt.state[params[0]] = {name: value.clone() for name, value in opt.state[params[0]].items()}
+def come_go_and_change(w: World) -> None:
+    for i, p in enumerate(w.params):
+        if w.count in (4, 5, 8) and i % 3 == w.count % 3:
+            p.grad = None
+        elif w.count in (6, 7, 9) and i % 2 and p.grad is not None:
+            p.grad = transposed(p.grad)
 
 
-def no_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    del opt.state[params[1]]
+def many(count: int, *shape: int) -> dict[str, Any]:
+    made = [numbers((*shape, 50 + i), i) for i in range(count)]
+    return {"make": lambda _: [t.clone() for t in made], "groups": one_group}
 
 
-def other_order(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    opt.state[params[0]] = opt.state.pop(params[0])
-
-
-def moved_parameter(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    params[2].data = params[2].data.clone() * 2
-
-
-def more_in_an_entry(opt: PagedAdamW, params: list[torch.nn.Parameter]) -> None:
-    opt.state[params[0]]["note"] = "mine"
-
-
-EDITS = (swapped, other_data, other_count, new_entry, no_entry, other_order, moved_parameter, more_in_an_entry)
-
-
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
+@pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("count", [3, 40])
 @pytest.mark.usefixtures("way")
-def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, edit: Any) -> None:
-    """torch's optimizer, which is given the same, is the oracle."""
-    params, opt = trained(3, count)
-    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    twin = torch.optim.AdamW(twins, **ADAMW, foreach=False)
-    twin.load_state_dict(copy.deepcopy(opt.state_dict()))
-    for number in range(3, 7):
-        for one, of in ((params, opt), (twins, twin)):
-            gradients(one, number)
-            if number == 5:
-                edit(of, one)
-            of.step()
-    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
-    for name in ("step", "exp_avg", "exp_avg_sq"):
-        mine, theirs = ([of.state[p][name] for p in one] for one, of in ((params, opt), (twins, twin)))
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+def test_what_users_do_to_state_is_followed_however_it_is_looked_at(count: int, edit: str) -> None:
+    worlds = Worlds(CASES["adamw"], *SIDES[:3], **many(count)).step(5)
+    assert not worlds.do(EDITS[edit]).step(2).over
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("count", [3, 40])
 def test_gradients_that_come_go_and_change_are_followed_however_they_are_looked_at(count: int) -> None:
-    params = [torch.nn.Parameter(torch.randn(4, 6)) for _ in range(count)]
-    twins = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    opt, twin = PagedSGD(params, 0.1, 0.9), torch.optim.SGD(twins, 0.1, 0.9, foreach=False)
-    generator = torch.Generator().manual_seed(1)
-    for number in range(12):
-        for i, (p, q) in enumerate(zip(params, twins, strict=True)):
-            grad: torch.Tensor | None = torch.randn(4, 6, generator=generator)
-            if number in (4, 5, 8) and i % 3 == number % 3:
-                grad = None
-            elif number in (6, 7, 9) and i % 2:
-                grad = torch.randn(6, 4, generator=generator).t()
-            p.grad, q.grad = grad, None if grad is None else grad.clone()
-        opt.step()
-        twin.step()
-    torch.testing.assert_close(params, twins, rtol=1e-5, atol=1e-6)
+    assert not Worlds(CASES["momentum"], *SIDES[:3], **many(count, 4)).step(12, come_go_and_change).over
 
 
 def test_private_parts_that_answer_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

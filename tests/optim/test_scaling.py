@@ -75,11 +75,6 @@ def test_a_scaler_does_what_it_does_with_torch(name: str, skipped: Any, unscaled
     assert not worlds.over
 
 
-@pytest.mark.parametrize("name", ["adamw", "momentum"])
-def test_clipping_inside_is_unscale_and_clip_and_step(name: str) -> None:
-    assert not Worlds(CASES[name], *SIDES, scale=64.0, clip=0.5).step(6, infinite(2)).over
-
-
 @pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"state_format": "int8"}, {"amsgrad": True}], ids=str)
 def test_a_skipped_step_changes_no_bit(options: dict[str, Any]) -> None:
     params, optimizer = train(PagedAdamW, fused=True, steps=3, lr=0.1, **options)

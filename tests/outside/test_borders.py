@@ -1,4 +1,4 @@
-"""What is made here is made from outside, with public names alone; and what CONTRIBUTING.md shows is what runs."""
+"""What is made here is made from outside, with public names alone; and what notes/extending.md shows is what runs."""
 
 from __future__ import annotations
 
@@ -64,10 +64,12 @@ def test_what_is_public_is_there() -> None:
         assert all(getattr(package, each) is not None for each in package.__all__)
 
 
-def test_contributing_shows_what_runs_here() -> None:
-    shown = re.findall(r"```python\n# (tests/outside/\w+\.py)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
-    names = {"rule.py", "nadam.py", "format.py", "element_format.py", "placement.py", "transport.py", "kernel.py"}
-    assert {Path(name).name for name, _ in shown} == names
+def test_the_note_shows_what_runs_here() -> None:
+    note = (ROOT / "notes" / "extending.md").read_text()
+    shown = re.findall(r"```python\n# (tests/outside/\w+\.py)\n(.*?)```", note, re.S)
+    assert {Path(name).name for name, _ in shown} == {"rule.py", "element_format.py"}
+    linked = {Path(name).name for name in re.findall(r"\(\.\./(tests/outside/\w+\.py)\)", note)}
+    assert linked == {"nadam.py", "format.py", "placement.py", "transport.py", "kernel.py"}
     for name, text in shown:
         for part in text.strip().split("\n\n    ...\n"):
             assert part.strip("\n") in (ROOT / name).read_text(), f"{name} has no such lines:\n{part}"

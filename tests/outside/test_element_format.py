@@ -1,4 +1,4 @@
-"""The fixed-point format that CONTRIBUTING.md shows: its steps, in every place.
+"""The fixed-point format that notes/extending.md shows: its steps, in every place.
 
 ``tests/kernels/test_kernels_blocks.py`` plays the threads of its CUDA text.
 """

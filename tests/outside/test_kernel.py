@@ -1,4 +1,4 @@
-"""The kernels of one's own that CONTRIBUTING.md shows: what they write, and that autograd hears of it."""
+"""The kernels of one's own that notes/extending.md links: what they write, and that autograd hears of it."""
 
 from __future__ import annotations
 

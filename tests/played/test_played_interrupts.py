@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from pagedopt.common.patience import Patience
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.page_graphs import StagedGraph
+from pagedopt.optim.step.pending import Pending
 from pagedopt.optim.step.queued import QueuedStep
 
 pytestmark = [
@@ -198,7 +199,7 @@ def test_interrupts_while_the_stream_is_made_to_wait(monkeypatch: pytest.MonkeyP
 
         return act
 
-    lines = QueuedStep.launch, QueuedStep.finish, QueuedStep._reach, QueuedStep._drop
+    lines = QueuedStep.launch, QueuedStep.finish, QueuedStep.wait_for, QueuedStep._drop
     play_rounds(monkeypatch, *interrupts(begin, *lines, before=[1]), wait_and_go_on)
 
 
@@ -224,7 +225,7 @@ def test_an_interrupt_at_a_fence(monkeypatch: pytest.MonkeyPatch, act: Callable[
                 p.mul_(1)
         training.go_on()
 
-    lines = (QueuedStep.start, QueuedStep._launch_on, QueuedStep._hold, QueuedStep._let_go, QueuedStep.finish)
+    lines = (QueuedStep.start, QueuedStep._launch_on, QueuedStep._hold, Pending.let_go, QueuedStep.finish)
     lines += QueuedStep._drop, Overlap._finish, Overlap._end_of
     play_rounds(monkeypatch, *interrupts(begin, *lines), behind)
 

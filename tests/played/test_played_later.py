@@ -146,7 +146,7 @@ def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.Monk
         optimizer.step()
         if run.card is not None:
             assert optimizer._overlap.queued._later, "it is a graph"
-            (update,), _ = optimizer._overlap.queued._later
+            ((update, _),) = optimizer._overlap.queued._later
             assert len(update.plan) < len(update.route.whole_plan(update.sweep.table.host)), "a page has no gradient"
             card = run.card.driver
             card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuGraphLaunch" else None
@@ -190,7 +190,7 @@ def test_it_is_not_behind_what_the_forwards_stream_was_given_since(monkeypatch: 
             run.card.kernel(stream.cuda_stream, "work of another model", (), (), lambda: None)
             with run.on(stream):
                 optimizer._overlap.queued.start()
-            side = optimizer._overlap.queued._side.cuda_stream
+            side = optimizer._overlap.queued.side.cuda_stream
             assert not run.card.order.behind(side).get(stream.cuda_stream, 0)
         wait(run, model, optimizer)
         return ends_of(model.parameters(), optimizer)
@@ -242,7 +242,7 @@ def test_an_error_behind_the_launch_damages(monkeypatch: pytest.MonkeyPatch) -> 
             with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
                 forward(run, model, optimizer)
             run.card.driver.before = lambda name: None
-            optimizer._overlap._stops.__init__()  # as if no stop were known
+            optimizer._overlap._needs.clear()  # as if no need were known
             forward(run, model, optimizer)
             with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
                 train(run, model, optimizer)

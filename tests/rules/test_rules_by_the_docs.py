@@ -1,4 +1,4 @@
-"""Three optimizers of papers, written from CONTRIBUTING.md alone, against the same in plain torch."""
+"""Three optimizers of papers, written from notes/extending.md alone, against the same in plain torch."""
 
 from __future__ import annotations
 

@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-
-
-class Waits(Protocol):
-    """What hooks call."""
-
-    def enter(self, module: torch.nn.Module) -> None:
-        """A module is called."""
-
-    def leave(self, module: torch.nn.Module, whole: bool = True) -> None:
-        """The call has ended; ``whole`` unless its forward has raised."""
-
-    def wait(self) -> None:
-        """All parameters are about to be read or written."""
-
-    def tell_misuse(self) -> None:
-        """Raise RuntimeError if an update was lost."""
-
-    def refuse_copy(self) -> None:
-        """A module is being copied or pickled; RuntimeError if it may have been read too early."""
-
-    def traced(self) -> None:
-        """A compiler traces a module: the code that it makes calls no hooks."""
-
-
-def _nobody() -> None:
-    """Stand for a reference to an overlap that has died."""
 
 
 class _NoScript(AttributeError):
@@ -42,13 +17,13 @@ class _NoScript(AttributeError):
 
 
 class Hook:
-    """Calls a method of an overlap that is alive; does nothing else."""
+    """Calls a method of an :class:`~.overlap.Overlap` that is alive; does nothing else."""
 
     __slots__ = ("_overlap",)
 
-    def __init__(self, overlap: Waits | None = None) -> None:
+    def __init__(self, overlap: Any = None) -> None:
         #: Returns the overlap, if it is alive.
-        self._overlap: Callable[[], Waits | None] = _nobody if overlap is None else weakref.ref(overlap)
+        self._overlap: Callable[[], Any] = (lambda: None) if overlap is None else weakref.ref(overlap)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return self.__reduce__()[0]()
@@ -66,7 +41,7 @@ class Hook:
 
 
 class Enter(Hook):
-    """Before a module's forward."""
+    """Before the forward of a module within an attached model."""
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         if is_dynamo_compiling():
@@ -75,20 +50,22 @@ class Enter(Hook):
             overlap.enter(module)
 
 
+class Begin(Enter):
+    """Before the forward of an attached model."""
+
+    def __call__(self, module: torch.nn.Module, args: Any) -> None:
+        if is_dynamo_compiling():
+            tell_compiled()
+        elif (overlap := self._overlap()) is not None:
+            overlap.begin(module, sys._getframe(1))
+
+
 class Leave(Hook):
-    """Behind a module's forward."""
+    """Behind a forward; behind that of an attached model, also if it has raised."""
 
     def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if not is_dynamo_compiling() and (overlap := self._overlap()) is not None:
-            overlap.leave(module)
-
-
-class Raised(Hook):
-    """Behind an error in a module's forward; behind one that ended well :class:`Leave` was there before."""
-
-    def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        if not is_dynamo_compiling() and (overlap := self._overlap()) is not None:
-            overlap.leave(module, whole=False)
+            overlap.leave(module, sys._getframe(1), whole=result is not None or sys.exc_info()[0] is None)
 
 
 class Fence(Hook):
@@ -108,62 +85,56 @@ class Load(Hook):
             overlap.wait()
 
 
+#: In models that were pickled by pagedopt 0.1.0.
+Raised = Leave
+
+
 class Compiled:
     """Replaces the callable that ``module.compile()`` has made: a call of that runs no hook of the module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = weakref.ref(module)
+        self.module = weakref.ref(module)
         self.call: Callable[..., Any] = module._compiled_call_impl  # type: ignore[assignment]
-        self.overlaps: weakref.WeakSet[Waits] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module = self._module()
-        entered: list[Waits] = []
-        whole = False
+        module, whole = self.module(), False
+        found = [] if module is None else hooks_before(module)
         try:
-            for overlap in list(self.overlaps) if module is not None else ():
-                entered.append(overlap)
-                overlap.enter(module)  # type: ignore[arg-type]
+            for hook in found:
+                hook(module, args)
             result = self.call(*args, **kwargs)
             whole = True
             return result
         finally:
-            for overlap in entered:
-                overlap.leave(module, whole)  # type: ignore[arg-type]
+            for hook in found:
+                if (overlap := hook._overlap()) is not None:
+                    overlap.leave(module, sys._getframe(), whole)
 
 
-def wrap_compiled(modules: Iterable[torch.nn.Module], overlap: Waits) -> None:
-    """Let calls of compiled modules wait, too."""
+def hooks_before(module: torch.nn.Module) -> list[Any]:
+    """Return the hooks of overlaps that run before a module's forward."""
+    return [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Enter)]
+
+
+def wrap_compiled(modules: Iterable[torch.nn.Module]) -> None:
+    """Let calls of compiled modules run hooks of overlaps, too."""
     for module in modules:
-        made = module._compiled_call_impl
-        if made is not None:
-            if not isinstance(made, Compiled):
-                made = module._compiled_call_impl = Compiled(module)
-            made.overlaps.add(overlap)
+        if module._compiled_call_impl is not None and not isinstance(module._compiled_call_impl, Compiled):
+            module._compiled_call_impl = Compiled(module)
 
 
-def unwrap_compiled(modules: Iterable[torch.nn.Module], overlap: Waits) -> None:
-    """Undo :func:`wrap_compiled`."""
-    for module in modules:
-        made = module._compiled_call_impl
-        if isinstance(made, Compiled):
-            made.overlaps.discard(overlap)
-            if not made.overlaps:
-                module._compiled_call_impl = made.call
+def unwrap_compiled(module: torch.nn.Module) -> None:
+    """Undo :func:`wrap_compiled`, if no such hook is left."""
+    if isinstance(made := module._compiled_call_impl, Compiled) and not hooks_before(module):
+        module._compiled_call_impl = made.call
 
 
-#: All overlaps, in a set that is cheap to find empty.
-known: set[weakref.ref[Waits]] = set()
-
-
-def tell_of(overlap: Waits) -> None:
-    """Let an overlap be known while it is alive."""
-    _let_apply_wait()
-    known.add(weakref.ref(overlap, known.discard))
+#: All overlaps.
+known: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @functools.cache
-def _let_apply_wait() -> None:
+def let_apply_wait() -> None:
     """Replace, once a process, ``torch.nn.Module._apply``, which ``to()``, ``half()`` and ``share_memory()`` call.
 
     Not in single modules: a copy of a module would call that of the original.
@@ -172,25 +143,17 @@ def _let_apply_wait() -> None:
 
     @functools.wraps(apply)
     def waits(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for overlap in all_known() if known else ():
-            if (queued := overlap.queued) is not None and any(map(queued.is_pending, _own(module))):
+        for overlap in list(known):
+            own = (p for p in module._parameters.values() if p is not None)
+            if (queued := overlap.queued) is not None and any(map(queued.is_pending, own)):
                 overlap.wait()
         return apply(module, *args, **kwargs)
 
     torch.nn.Module._apply = waits  # type: ignore[method-assign, assignment]
 
 
-def _own(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [p for p in module._parameters.values() if p is not None]
-
-
-def all_known() -> list[Any]:
-    """Return all overlaps."""
-    return [overlap for ref in list(known) if (overlap := ref()) is not None]
-
-
 def _tell(_: Any) -> None:  # all of them: here it is not known whose module is traced
-    for overlap in all_known():
+    for overlap in list(known):
         overlap.traced()
 
 
@@ -199,8 +162,3 @@ def tell_compiled() -> None:
     from torch._dynamo.comptime import comptime
 
     comptime(_tell)
-
-
-def is_compiled(module: torch.nn.Module) -> bool:
-    """Return whether a call of a module runs code of a compiler, which calls no hooks of modules inside."""
-    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")

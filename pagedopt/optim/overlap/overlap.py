@@ -1,31 +1,37 @@
-"""The overlap of one optimizer: which step is queued, who waits for it, and when a step may be queued at all."""
+"""The overlap of one optimizer: which step is queued, what each module waits for, and when a step may be queued."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
+import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn import Module
 
 from ...system import internals
+from ...system.compare_tensors import identities
 from ...system.cuda.driver import Event
 from ...system.warn import outside
 from ..plan import Plan, Step
 from ..rule_optimizer import RuleOptimizer
-from ..step.pending import LastLaunches, addresses_in
+from ..step.pending import LastLaunches, addresses_in, memory_of
 from ..step.queued import QueuedStep, why_not
 from . import everyone, hooks
-from .calls import Call, Calls
-from .models import Models, holds_any, modules_of, refusal
-from .record import OUTSIDE, UNRECORDED, Record, Recorder, Slot, Turns
-from .stops import Stop, Stops
+from .models import called, holds_any, is_compiled, modules_of, refusal
+from .record import Recorder, Slot, is_running
 
+#: Turns of parameters that no attached model holds, of those that no record has seen, and no turn.
+OUTSIDE, UNRECORDED, _NEVER = -2, -1, sys.maxsize
 #: Why a step was not queued, where nothing is to be said about it.
 _QUIET = ("no page of its state is away",)
 
@@ -35,10 +41,10 @@ class OverlapReport:
     """What an overlap has done.
 
     Attributes:
-        hidden: launches (one for each page that is away) that a module within the forward, or its end, waited for.
-        waited: launches that were waited for before the forward began, by ``step()``, a fence or the outermost module.
+        hidden: launches (one for each page off the device) that a module within the forward, or its end, waited for.
+        waited: launches that were waited for before the forward began.
         plain: steps that were not queued, by reason.
-        outside: parameters of the last queued step that no attached model holds; ``step()`` has waited for them.
+        outside: parameters of the last queued step that no attached model has; ``step()`` waited for them.
     """
 
     hidden: int = 0
@@ -47,7 +53,30 @@ class OverlapReport:
     outside: int = 0
 
 
-_Counter = Literal["hidden", "waited"]
+class _Need(NamedTuple):
+    """For what it is known how many launches a module waits for: steps, its mode, and the addresses of its parameters.
+
+    Memory that is to be updated is kept alive; so what lies at the address of a parameter is that, or a view of it.
+    """
+
+    last: LastLaunches | None
+    training: bool
+    addresses: list[int] | None
+
+
+class _Call(NamedTuple):
+    """A call of an attached model: a frame that lasts as long, whether gradients were enabled, and what records it."""
+
+    module: Module
+    frame: FrameType
+    grad: bool
+    recorder: Recorder | None
+
+
+class _Calls(threading.local):
+    """The outermost call of an attached model that goes on in a thread; one may have ended, and nobody has told."""
+
+    now: _Call | None = None
 
 
 class Overlap:
@@ -56,120 +85,220 @@ class Overlap:
     def __init__(self, optimizer: RuleOptimizer) -> None:
         self._optimizer = weakref.ref(optimizer, functools.partial(everyone.wait_if_alive, weakref.ref(self)))
         self.report = OverlapReport()
-        self.record = Record()
         self.queued: QueuedStep | None = None
         self._events: list[Event] = []
         self._last: LastLaunches | None = None  # of the last queued step
-        self._calls = Calls()
-        self._stops = Stops()
-        self.models = Models(self)
-        self._missed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # outermost, with unrecorded ones inside
+        self._models: WeakKeyDictionary[Module, None] = WeakKeyDictionary()
+        self._handles: WeakKeyDictionary[Module, list[Any]] = WeakKeyDictionary()
+        #: What a module reads beside its own parameters, by the value of ``training`` with which it was recorded.
+        self._reads: WeakKeyDictionary[Module, dict[bool, set[Slot]]] = WeakKeyDictionary()
+        self._needs: WeakKeyDictionary[Module, tuple[_Need, int]] = WeakKeyDictionary()
+        #: By name of a module's own parameters, in which order they are first used.
+        self._uses: WeakKeyDictionary[Module, dict[str, int]] = WeakKeyDictionary()
+        self._count_of_uses = itertools.count()
+        self._calls = _Calls()
+        self._enter, self._begin, self._leave = hooks.Enter(self), hooks.Begin(self), hooks.Leave(self)
+        self._fence, self._load = hooks.Fence(self), hooks.Load(self)
         self._seen, self._off = False, ""
         self.misuse = ""  # what was done to a queued step, and nobody was told
-        self._turns_of = Turns(self.record)
-        self._turns_now: list[int] | None = None  # of the step that goes on, unless its closure runs a forward
+        self._turns_for: tuple[bytes, list[int]] = b"", []  # modules and parameters, and the turns of these
+        self._turns_now: list[int] | None = None  # of the step that goes on, unless code of the user comes before it
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._before_steps: Any = None
 
-    def attach(self, model: torch.nn.Module) -> None:
-        """Hook all modules of a model; ValueError as :meth:`Models.add`."""
-        optimizer = self._optimizer()
-        self.models.add(model)
+    # --- models
+
+    def attach(self, model: Module) -> None:
+        """Hook all modules of a model.
+
+        Raises:
+            ValueError: it cannot be hooked, or is attached; nothing has changed.
+        """
+        if why := refusal(model):
+            raise ValueError(why)
+        if model in self._models:
+            raise ValueError(f"this {type(model).__name__} is attached")
+        self._models[model] = None
+        modules = self._unhooked(modules_of([model]))
+        try:
+            for module in modules:
+                self._hook(module)
+        except BaseException:
+            del self._models[model]
+            for module in modules:
+                self._unhook(module)
+            raise
+        optimizer: Any = self._optimizer()
         if optimizer is not None and not holds_any(model, optimizer):
             warnings.warn(
                 f"this {type(model).__name__} holds no parameter of this optimizer, so its forward hides nothing",
                 RuntimeWarning, stacklevel=outside(),
             )  # fmt: skip
-        hooks.wrap_compiled(modules_of([model]), self)
-        self.record.forget()  # it has not noted who reads parameters of this model
+        hooks.wrap_compiled(modules)
+        self._forget()  # nobody has noted who reads parameters of this model
         self._off = ""
         if optimizer is not None and self._before_steps is None:
-            self._before_steps = _first_before_steps(optimizer, self)
-            hooks.tell_of(self)
+            before = weakref.WeakMethod(self.before_step)
+            self._before_steps = optimizer.register_step_pre_hook(
+                lambda *given: (call := before()) and call(*given[1:])
+            )
+            optimizer._optimizer_step_pre_hooks.move_to_end(self._before_steps.id, last=False)
+            hooks.let_apply_wait()
+            hooks.known.add(self)
 
     def detach(self) -> None:
         """Take all hooks away."""
         self.wait()
-        hooks.unwrap_compiled(self.models.modules(), self)
-        self.models.remove_all()
+        for module in list(self._handles):
+            self._unhook(module)
+        self._models.clear()
         if self._before_steps is not None:
             self._before_steps.remove()
         self._turn_off("the optimizer was detached")
 
+    def _begins(self) -> dict[Module, Any]:
+        """Return, by module that may be called as a model, our hook before it."""
+        return dict.fromkeys((each for model in self._models for each in called(model)), self._begin)
+
+    def _hook(self, module: Module) -> None:
+        """Register all hooks of a module, in front of all others; any that it has are taken away before."""
+        self._unhook(module)
+        handles, before = self._handles.setdefault(module, []), self._begins().get(module, self._enter)
+        handles.append(module.register_forward_pre_hook(before, prepend=True))
+        if before is self._begin:  # if compiled, not behind errors: Dynamo guards on such a hook's id, block by block
+            always = module._compiled_call_impl is None
+            handles.append(module.register_forward_hook(self._leave, always_call=always))
+        handles.append(module.register_state_dict_pre_hook(self._fence))
+        # Without the module, to which the public function binds it weakly: a shallow copy of a module shares its hooks.
+        handles.append(module._register_load_state_dict_pre_hook(self._load, with_module=False))
+
+    def _unhook(self, module: Module) -> None:
+        for handle in self._handles.pop(module, ()):
+            handle.remove()
+        hooks.unwrap_compiled(module)
+
+    def _first_hook(self, module: Module) -> Any:
+        """Return the hook that runs first before a module, not counting those of other overlaps."""
+        for hook in module._forward_pre_hooks.values():
+            if hook is self._enter or hook is self._begin or not isinstance(hook, hooks.Enter):
+                return hook
+        return None
+
+    def _unhooked(self, modules: Sequence[Module]) -> list[Module]:
+        """Return the modules whose hooks are missing, or have others in front."""
+        begins = self._begins()
+        odd = [m for m in modules if self._first_hook(m) is not begins.get(m, self._enter)]
+        return odd + [m for m in begins if m not in odd and self._leave not in m._forward_hooks.values()]
+
+    def _hook_anew(self, modules: Sequence[Module]) -> None:
+        """Hook modules that have joined a model, have lost their hooks, or have others in front; wait if there are."""
+        if found := self._unhooked(modules):
+            self._finish("waited")
+            self._forget()
+            if why := next(filter(None, map(refusal, found)), ""):
+                self._turn_off(f"a module has joined the model, and {why}")
+            else:
+                for module in found:
+                    self._hook(module)
+
+    def _forget(self) -> None:
+        """Know no module any more: each is to be recorded anew."""
+        self._reads.clear()
+        self._needs.clear()
+
+    def name_of(self, param: torch.Tensor) -> str:
+        """Return the name of a parameter, or of the parameter that a view shares memory with."""
+        memory = memory_of(param)
+        named = (each for model in self._models for each in model.named_parameters())
+        return next((f"parameter {name!r}" for name, p in named if memory_of(p) == memory), "a parameter")
+
     # --- calls of modules
 
-    def enter(self, module: torch.nn.Module) -> None:
-        """A module is called: wait for the parameters that it is going to read."""
-        calls = self._calls
-        if (stack := calls.stack) and stack[0].recorder is None:
-            stop = self._stops.of(module, stack[0].frame)
-            if stop is not None and self._wait_at(stop, module):
+    def enter(self, module: Module, frame: FrameType | None = None) -> None:
+        """A module within a model is called: wait for the parameters that it is going to read."""
+        call, queued = self._calls.now, self.queued
+        if call is not None and call.recorder is not None and is_running(call.frame):
+            call.recorder.enter(module, frame or sys._getframe(2))
+        elif queued is not None and queued.passed < queued.total:
+            if call is not None and is_running(call.frame):
+                self._wait_for(queued, module, call)
+            else:
+                self._refuse_early_read(queued, module)
+                self._finish("waited")
+
+    def begin(self, module: Module, frame: FrameType) -> None:
+        """An attached model is called: wait for what no module is known to read, or for all; record what is not known.
+
+        Args:
+            module: the model.
+            frame: lasts as long as the call.
+        """
+        if (call := self._calls.now) is not None:
+            if is_running(call.frame):  # a model within another
+                self.enter(module, frame)
                 return
-        if torch.compiler.is_compiling():  # torch.export
-            self.wait()
-            return
-        calls.forget_ended()
-        begins = calls.outermost is None
-        if begins:
-            self._refuse_early_read(module)
-        outermost = calls.push(module)
-        if begins:
-            self._begin(outermost)
-        if outermost.recorder is not None:
-            self.record.enter(module)
-        elif not self.record.knows(module):
-            if outermost.grad:
-                self._missed.add(outermost.module)
+            self._end(call)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             self._finish("waited")
-        elif hooks.is_compiled(module):
-            self._wait_for(module.parameters(), "hidden")
-        else:
-            launches, last = self._wait_for(self._read_by(module), "hidden")
-            if not begins:
-                self._stops.note(module, self.record, launches, last, outermost.frame)
-
-    def _wait_at(self, stop: Stop, module: torch.nn.Module) -> bool:
-        """Wait where the calls of a module do; return False if its parameters are others, or it is not known where."""
-        queued = self.queued
-        if queued is None or queued.all_passed:
-            return True
-        if stop.last is not queued.last or addresses_in(module) != stop.addresses:
-            return False
-        self._count("hidden", queued.wait_for_first(stop.launches))
-        return True
-
-    def leave(self, module: torch.nn.Module, whole: bool = True) -> None:
-        """A call has ended; the end of the outermost waits for all that is left."""
-        calls = self._calls
-        if not (stack := calls.stack):
-            return
-        outermost, innermost = stack[0], stack[-1]
-        recorder = outermost.recorder
-        if module is not innermost.module and module is not outermost.module and recorder is None:
-            return  # it was not pushed, as its stop was known
-        if not calls.pop(module):
-            return
-        if recorder is not None and whole:
-            self.record.ended(module)
-        if calls.outermost is not None:
-            return
+            self._turn_off("the model was captured into a CUDA graph, which calls no hooks")
+        modules, queued, recorder = modules_of(self._models), self.queued, None
+        hooks.wrap_compiled(modules)
+        waits = queued if queued is not None and queued.passed < queued.total else None
+        if waits is not None:
+            if [*self._models] != [module]:
+                self._refuse_early_read(waits, module)
+            if self._first_hook(module) is not self._begin:
+                self.misuse = self.misuse or "a hook was put in front of those of attach() and has run"
+            self._hook_anew(modules)
+        known = module.training in self._reads.get(module, ())
+        grad = torch.is_grad_enabled() and not internals.in_fake_mode()
+        if not known:
+            self._finish("waited")
+            if grad and not self._off:
+                recorder = Recorder(modules, module, frame)
+        self._calls.now = call = _Call(module, frame, grad, recorder)
         if recorder is not None:
-            recorder.stop()
-            self._order(self._turns(self.models.modules()))
-        if (queued := self.queued) is not None:
-            self._count("hidden", queued.wait_for_all())
-        self._seen = self._seen or (whole and outermost.grad and self.models.holds(outermost.module))
+            recorder.start(self._leave)
+        elif known and waits is not None:
+            self._count("waited", waits.wait_for(self._first_launches))
+            self._wait_for(waits, module, call)
 
-    def _refuse_early_read(self, module: torch.nn.Module) -> None:
+    def leave(self, module: Module, frame: FrameType, whole: bool) -> None:
+        """A call has ended, ``whole`` unless it has raised; the end of the outermost model's waits for what is left."""
+        if (call := self._calls.now) is None:
+            return
+        if call.recorder is not None:
+            call.recorder.leave(module, whole)
+        if module is call.module and (frame is call.frame or not is_running(call.frame)):
+            self._end(call)
+            if (queued := self.queued) is not None:
+                self._count("hidden", queued.wait_for())
+            self._seen = self._seen or (whole and call.grad)
+
+    def _end(self, call: _Call) -> None:
+        """Forget a call that has ended, and keep what its recorder has seen.  After an interrupt all is done again."""
+        if (recorder := call.recorder) is not None:
+            recorder.stop()
+            for ref, name in recorder.order:
+                if (owner := ref()) is not None:
+                    self._uses.setdefault(owner, {}).setdefault(name, next(self._count_of_uses))
+            for module, reads in recorder.reads.items():
+                modes = self._reads.setdefault(module, {})
+                if module in recorder.ended or module.training in modes:
+                    modes[module.training] = reads | modes.get(module.training, set())
+            self._needs.clear()
+            self._turns_for = b"", []
+        self._calls.now = None
+
+    def _refuse_early_read(self, queued: QueuedStep, module: Module) -> None:
         """Raise RuntimeError if a method of a module above may have read parameters that are still to be updated.
 
         A method of a model, other than its call, runs no hook of the model: the first that is called is a child.
         """
-        if (queued := self.queued) is None or queued.all_passed or self.models.is_all(module):
-            return
-        read = (p for above in self.models.above(module) for p in above._parameters.values() if p is not None)
+        above = (m for m in modules_of(self._models) if m is not module and module in modules_of([m]))
+        read = (p for m in above for p in m._parameters.values() if p is not None)
         if (early := next(filter(queued.is_pending, read), None)) is not None:
-            name = self.models.name_of(early)
+            name = self.name_of(early)
             self._finish("waited")
             raise RuntimeError(
                 f"a {type(module).__name__} is called outside of a call of the model that holds it, while {name} of a "
@@ -177,100 +306,75 @@ class Overlap:
                 "optimizer.wait() before, or attach() only the modules that are called"
             )
 
-    def _begin(self, call: Call) -> None:
-        """The outermost call begins: wait for parameters that no module is known to read, or for all; record it."""
-        module, self._turns_now = call.module, None
-        self._stops.keep_for(self.record)
-        call.grad = torch.is_grad_enabled() and not internals.in_fake_mode()
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self._captured()
-        known = self.record.knows(module) and module not in self._missed
-        waits = (queued := self.queued) is not None and not queued.all_passed
-        if waits or not known or not internals.in_backward():  # what is computed again there was called before
-            modules = self.models.modules()
-            hooks.wrap_compiled(modules, self)
-        if waits:
-            if not self.models.comes_first(module):
-                self.misuse = self.misuse or "a hook was put in front of those of attach() and has run"
-            self._hook_anew(self.models.unhooked(modules))
-            known = known and self.record.knows(module)
-        self.models.hook_outermost(module)
-        if not known:
-            self._finish("waited")
-            if call.grad and not self._off:
-                self._missed.discard(module)
-                call.recorder = Recorder(self.models, call.frame, self._note)
-                call.recorder.start()
-        elif queued is not None:
-            self._count("waited", queued.wait_for_first(self._first_launches))
+    def _wait_for(self, queued: QueuedStep, module: Module, call: _Call) -> None:
+        """Wait for what a module reads, or for all if that is not known: then the model's next call is recorded."""
+        need = _Need(queued.last, module.training, addresses_in(module))
+        known = None if module._compiled_call_impl is not None else self._needs.get(module)
+        if known is None or known[0] != need:
+            others = self._reads.get(module, {}).get(module.training)
+            if others is None:
+                if call.grad:
+                    self._reads.get(call.module, {}).pop(call.module.training, None)
+                self._finish("waited")
+                return
+            own = module.parameters() if is_compiled(module) else module._parameters.values()
+            there = [owner._parameters.get(name) for ref, name in others if (owner := ref()) is not None]
+            known = need, queued.launches_before([*own, *there])
+            if not others and need.addresses is not None and not is_compiled(module):
+                self._needs[module] = known
+        self._count("hidden", queued.wait_for(known[1]))
 
-    def _note(self, slots: list[Slot] | None) -> None:
-        """A function of torch was given a parameter, or a tensor whose memory cannot be told, in a recorded call."""
-        self._calls.forget_ended()  # of a module that has raised, and whose caller goes on
-        if (call := self._calls.innermost) is not None:
-            if slots is None:
-                self.record.note_any(call.module)
-            else:
-                self.record.note(call.module, slots)
-
-    def _hook_anew(self, found: list[torch.nn.Module]) -> None:
-        """Hook modules that have joined a model, have lost their hooks, or have others in front; wait if there are."""
-        if found:
-            self._finish("waited")
-            self.record.forget()
-            if why := next(filter(None, map(refusal, found)), ""):
-                self._turn_off(f"a module has joined the model, and {why}")
-            else:
-                for module in found:
-                    self.models.hook(module)
-
-    def _read_by(self, module: torch.nn.Module) -> list[torch.Tensor | None]:
-        return [*module._parameters.values(), *self.record.read_by(module)]
-
-    def _wait_for(self, params: Iterable[torch.Tensor | None], counter: _Counter) -> tuple[int, LastLaunches | None]:
-        """Wait for the updates of parameters; return how many launches must have begun, and of which launches."""
-        if (queued := self.queued) is None:
-            return 0, None
-        launches = queued.launches_before(params)
-        self._count(counter, queued.wait_for_first(launches))
-        return launches, queued.last if queued.total else None
-
-    def _count(self, counter: _Counter, launches: int) -> None:
+    def _count(self, counter: Literal["hidden", "waited"], launches: int) -> None:
         setattr(self.report, counter, getattr(self.report, counter) + launches)
+
+    # --- the order of pages
 
     def _params(self) -> list[torch.Tensor]:
         optimizer = self._optimizer()
         return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
-    def _turns(self, modules: list[torch.nn.Module]) -> list[int]:
-        return self._turns_of.turns(modules, self._params())
+    def _turns(self, modules: Sequence[Module]) -> list[int]:
+        """Return the turn of each parameter, by first use; OUTSIDE: no module holds it; or UNRECORDED."""
+        held, params = [(m, of) for m in modules if (of := m._parameters)], self._params()
+        asked = identities((*itertools.chain.from_iterable((m, *of.keys(), *of.values()) for m, of in held), *params))
+        known, turns = self._turns_for
+        if asked != known:
+            first: dict[int, int] = {}
+            for module, of in held:
+                uses = self._uses.get(module, {})
+                for name, p in of.items():
+                    first[id(p)] = min(first.get(id(p), _NEVER), uses.get(name, _NEVER))
+            turns = [first.get(id(p), OUTSIDE) for p in params]
+            turns = [UNRECORDED if turn == _NEVER else turn for turn in turns]
+            self._turns_for = asked, turns
+        return turns
 
-    def _order(self, turns: list[int]) -> None:
-        """Let pages pass in the order in which their parameters are first used; first those that no model holds."""
-        if (optimizer := self._optimizer()) is not None:
-            order = dict(enumerate(turns))
-            if order != optimizer.first_use:
-                optimizer.first_use = order
-                optimizer._plan = None  # its launches have another order
+    def before_step(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """A step is about to be prepared: wait if hooks of the user run before it, as a closure does; look anew.
 
-    def before_step(self, closure: bool) -> None:
-        """A step is about to be prepared: wait if hooks of the user run before it, as a ``closure`` does; look anew."""
+        Pages pass in the order in which their parameters are first used; first those that no model holds.
+
+        Args:
+            given, named: arguments of ``step()``.
+        """
         optimizer: Any = self._optimizer()
         hooked = len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")
         if self.queued is not None and hooked:
             self.wait()
         if not self._off:
-            modules = self.models.modules()
-            self._hook_anew(self.models.unhooked(modules))
+            modules = modules_of(self._models)
+            self._hook_anew(modules)
             turns = self._turns(modules)
-            self._order(turns)
-            self._turns_now = None if hooked or closure else turns
+            if (order := dict(enumerate(turns))) != optimizer.first_use:
+                optimizer.first_use, optimizer._launches = order, None  # its launches have another order
+            self._turns_now = None if hooked or len(given) > 1 or named else turns
 
     # --- fences
 
     def wait(self) -> None:
         """Wait for the queued step, before anything that it changes is read or written."""
-        self._calls.forget_ended()
+        if (call := self._calls.now) is not None and not is_running(call.frame):
+            self._end(call)
         self._finish("waited")
 
     def tell_misuse(self, added: str = "") -> None:
@@ -298,10 +402,10 @@ class Overlap:
 
     def refuse_copy(self) -> None:
         """Raise RuntimeError if parameters are pending: a copy of the model has read them already."""
-        if (queued := self.queued) is not None and not queued.all_begun:
+        if (queued := self.queued) is not None and queued.begun < queued.total:
             raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
 
-    def _finish(self, counter: _Counter) -> None:
+    def _finish(self, counter: Literal["hidden", "waited"]) -> None:
         if (queued := self.queued) is not None:
             self._count(counter, queued.finish())
             self._end_of(queued)  # not in a `finally`: after an interrupt the next fence waits for what is left
@@ -315,16 +419,16 @@ class Overlap:
                 self.queued = None
 
     def traced(self) -> None:
-        """A compiler traces hooks; those within a compiled module have been waited for as a whole."""
-        if not self._calls.within_compiled():
-            self._finish("waited")
-            self._turn_off("a compiler has traced the model, and its code calls no hooks")
-
-    def _captured(self) -> None:
-        if (queued := self.queued) is not None:
-            queued.finish_on_host()
-            self._end_of(queued)
-        self._turn_off("the model was captured into a CUDA graph, which calls no hooks")
+        """A compiler traces hooks; those within a compiled module of ours have been waited for as a whole."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            caller = frame.f_locals.get("self")
+            module = caller.module() if isinstance(caller, hooks.Compiled) else caller
+            if (module is not caller or hasattr(caller, "_orig_mod")) and module in self._handles:
+                return
+            frame = frame.f_back
+        self._finish("waited")
+        self._turn_off("a compiler has traced the model, and its code calls no hooks")
 
     def _turn_off(self, why: str) -> None:
         self._off = self._off or why
@@ -333,27 +437,31 @@ class Overlap:
 
     def take(self, step: Step) -> Plan:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
-        why = self._why_at_once(step)
+        why = self._off or ("" if self._seen else _NONE_SEEN)
+        if not why and (getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post")):
+            why = "hooks that run behind step() may read parameters"
+        why, self._seen = why or why_not(step), False
         if not why:
-            self._say_who_is_outside(step.optimizer)
             return step.run(self._queue)
         if why not in _QUIET and not self.report.plain[why]:
             warnings.warn(f"this step was not queued: {why}", RuntimeWarning, stacklevel=outside())
         self.report.plain[why] += 1
-        self._seen = False
         return step.run()
 
-    def _why_at_once(self, step: Step) -> str:
-        if self._off:
-            return self._off
-        if not self._seen:
-            return _NONE_SEEN
-        if getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post"):
-            return "hooks that run behind step() may read parameters"
-        return why_not(step)
-
     def _queue(self, step: Step) -> None:
-        self._seen = False
+        known, self._turns_now = self._turns_now, None
+        turns, params = known or self._turns(modules_of(self._models)), self._params()
+        unrecorded, elsewhere = (
+            [p for t, p in zip(turns, params, strict=True) if t == turn] for turn in (UNRECORDED, OUTSIDE)
+        )
+        count = sum(p.grad is not None for p in elsewhere)
+        before, self.report.outside = self.report.outside, count
+        if count and not before:
+            warnings.warn(
+                f"{count} of {len(turns)} parameters of the optimizer are in no attached model, and step() waits for "
+                "their updates; to hide these, too, attach() the modules that hold them",
+                RuntimeWarning, stacklevel=outside(),
+            )  # fmt: skip
         queued = QueuedStep(step, _side(step.work[0].sweep.device), self._events, self._last)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
@@ -366,32 +474,9 @@ class Overlap:
             self._last = queued.last
             if self.queued is not queued:
                 raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")
-        self._wait_for_outside(queued)
-
-    def _say_who_is_outside(self, optimizer: RuleOptimizer) -> None:
-        """Warn once if a step that is about to be queued updates parameters that no attached model holds."""
-        turns, count = optimizer.first_use.values(), 0
-        if OUTSIDE in turns:
-            count = sum(turn == OUTSIDE and p.grad is not None for turn, p in zip(turns, self._params(), strict=False))
-        before, self.report.outside = self.report.outside, count
-        if count and not before:
-            warnings.warn(
-                f"{count} of {len(turns)} parameters of the optimizer are in no attached model, and step() waits for "
-                "their updates; to hide these, too, attach() the modules that hold them",
-                RuntimeWarning,
-                stacklevel=outside(),
-            )
-
-    def _wait_for_outside(self, queued: QueuedStep) -> None:
-        """Wait for parameters that no attached model holds; the model waits for those that no record has seen."""
-        known, self._turns_now = self._turns_now, None
-        turns = known or self._turns(self.models.modules())
-
-        def taking(which: int) -> list[torch.Tensor]:
-            return [p for t, p in zip(turns, self._params(), strict=True) if t == which] if which in turns else []
-
-        self._first_launches = queued.launches_before(taking(UNRECORDED))
-        self._count("waited", queued.wait_for(taking(OUTSIDE)))
+        self._first_launches = queued.launches_before(unrecorded)
+        if elsewhere:
+            self._count("waited", queued.wait_for(queued.launches_before(elsewhere)))
 
 
 _NONE_SEEN = (
@@ -407,25 +492,10 @@ _sides: dict[torch.device, torch.cuda.Stream] = {}
 
 def _side(device: torch.device) -> torch.cuda.Stream | None:
     """Return the stream of queued steps on a device, which optimizers share; None on a CPU."""
-    if device.type == "cpu":
-        return None
-    if device not in _sides:
+    if device.type != "cpu" and device not in _sides:
         # Of high priority: it shares no hardware queue with the stream of the model, which would else come behind it.
         _sides[device] = torch.cuda.Stream(device, priority=-1)
-    return _sides[device]
-
-
-def _first_before_steps(optimizer: RuleOptimizer, overlap: Overlap) -> Any:
-    """Register a hook that runs before all others before ``step()``; return its handle."""
-    ref = weakref.ref(overlap)
-
-    def wait(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if (alive := ref()) is not None:
-            alive.before_step(closure=len(given) > 1 or bool(named))
-
-    handle: Any = optimizer.register_step_pre_hook(wait)
-    optimizer._optimizer_step_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
-    return handle
+    return _sides.get(device)
 
 
 def _global_hooks(when: Literal["pre", "post"]) -> Any:

@@ -1,15 +1,17 @@
-"""Which parameters a module reads, recorded from a forward: an optimizer knows parameters, not modules.
+"""What modules read, recorded from one call of a model: an optimizer knows parameters, not modules.
 
-A parameter is known by the modules that hold it and its name there.  So a record keeps no parameter alive, and stays
-valid if a module gets another one under that name.
+A parameter is known by the module that holds it and its name there.  So what is recorded keeps no parameter alive, and
+stays valid if the module gets another one under that name.
+
+If a forward raises, torch runs no hooks of inner modules; after KeyboardInterrupt, none at all.  So each call is stored
+with a frame that lasts as long as the call: if the frame is not on the stack, the call has ended.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,17 +19,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ...system import internals
-from ...system.compare_tensors import identities
 from ...system.interrupts import Uninterrupted
 from ..step.pending import LOOKS, cannot_be_told, memory_of
-from .hooks import is_compiled
-from .models import modules_of
+from .models import is_compiled, modules_of
 
 #: A module, and the name under which it holds a parameter.
 Slot = tuple[weakref.ref[torch.nn.Module], str]
-#: Turns of parameters that no attached model holds, and of those that no record has seen.
-OUTSIDE, UNRECORDED = -2, -1
-_NEVER = sys.maxsize
 #: Attributes that say nothing of a tensor's values.
 _ABOUT = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -38,148 +35,64 @@ _ABOUT = frozenset(
 )  # fmt: skip
 
 
-class Record:
-    """What recorded forwards have shown.
-
-    Attributes:
-        changes: counts them; while it is the same, so is the record.
-    """
-
-    def __init__(self) -> None:
-        # By module: the values of `training` that it was recorded with; parameters that it reads beside its own; and
-        # by name of its own, the position in the order in which parameters were first used.
-        self._training: weakref.WeakKeyDictionary[torch.nn.Module, set[bool]] = weakref.WeakKeyDictionary()
-        self._reads: weakref.WeakKeyDictionary[torch.nn.Module, set[Slot]] = weakref.WeakKeyDictionary()
-        self._turns: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, int]] = weakref.WeakKeyDictionary()
-        self._reads_any: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-        self._count = self.changes = 0
-
-    def knows(self, module: torch.nn.Module) -> bool:
-        """Return whether a call of a module, as it is set, has been recorded from its beginning to its end."""
-        return module.training in self._training.get(module, ())
-
-    def forget(self) -> None:
-        """Know no module any more: each is to be recorded anew."""
-        self.changes += 1
-        self._training.clear()
-        self._reads_any.clear()
-
-    def read_by(self, module: torch.nn.Module) -> Iterator[torch.Tensor | None]:
-        """Yield the parameters that a module reads and does not own."""
-        for ref, name in tuple(self._reads.get(module, ())):
-            if (owner := ref()) is not None:
-                yield owner._parameters.get(name)
-        if module in self._reads_any:
-            for each in self._turns.keyrefs():
-                if (owner := each()) is not None:
-                    yield from tuple(owner._parameters.values())
-
-    def reads_others(self, module: torch.nn.Module) -> bool:
-        """Return whether a module reads parameters that it does not own."""
-        return bool(self._reads.get(module)) or module in self._reads_any
-
-    def first_uses(self, modules: Iterable[torch.nn.Module]) -> dict[int, int]:
-        """Return, by id of each parameter that modules hold, when it was first used, or UNRECORDED."""
-        found: dict[int, int] = {}
-        for module in modules:
-            if module._parameters:
-                seen = self._turns.get(module, {})
-                for name, p in module._parameters.items():
-                    if p is not None:
-                        found[id(p)] = min(found.get(id(p), _NEVER), seen.get(name, _NEVER))
-        return {key: UNRECORDED if turn == _NEVER else turn for key, turn in found.items()}
-
-    def enter(self, module: torch.nn.Module) -> None:
-        """Note that a module is called."""
-        for each in modules_of([module]) if is_compiled(module) else (module,):
-            for name, p in each._parameters.items():
-                if p is not None:
-                    self._use(each, name)
-
-    def ended(self, module: torch.nn.Module) -> None:
-        """Note that the call of a module has ended well."""
-        self.changes += 1
-        self._training.setdefault(module, set()).add(module.training)
-
-    def note(self, module: torch.nn.Module, slots: Iterable[Slot]) -> None:
-        """Note that a module itself reads the parameters in these slots; no module inside of it does."""
-        for slot in slots:
-            owner = slot[0]()
-            if owner is not None:
-                self._use(owner, slot[1])
-                if owner is not module:
-                    self.changes += 1
-                    self._reads.setdefault(module, set()).add(slot)
-
-    def note_any(self, module: torch.nn.Module) -> None:
-        """Note that a module is given a tensor whose memory cannot be told, and so may read any parameter."""
-        self.changes += 1
-        self._reads_any.add(module)
-
-    def _use(self, module: torch.nn.Module, name: str) -> None:
-        turns = self._turns.setdefault(module, {})
-        if name not in turns:
-            self.changes += 1
-            turns[name] = self._count
-            self._count += 1
-
-
-class Turns:
-    """When the pages of each parameter pass, by a record; asked in each step, it looks again only if something is new.
-
-    Args:
-        record: of the models.
-    """
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-        self._known: tuple[tuple[int, bytes] | None, list[int]] = None, []  # what was asked, and found
-
-    def turns(self, modules: Sequence[torch.nn.Module], params: Sequence[torch.Tensor]) -> list[int]:
-        """Return the turn of each parameter: OUTSIDE if no module holds it, UNRECORDED if its first use was not seen.
-
-        Args:
-            modules: all that the models have now.
-            params: those of the optimizer.
-        """
-        held = [(module, of) for module in modules if (of := module._parameters)]
-        slots = chain.from_iterable((module, *of.keys(), *of.values()) for module, of in held)
-        asked = self._record.changes, identities((*slots, *params))
-        before, found = self._known
-        if asked != before:
-            uses = self._record.first_uses(modules)
-            found = [uses.get(id(p), OUTSIDE) for p in params]
-            self._known = asked, found
-        return found
+def is_running(call: FrameType) -> bool:
+    """Return whether a frame is on the stack of this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame is not call:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Recorder(TorchFunctionMode):
-    """Finds the parameters, or views of them, that are passed to functions of torch in one call of a module.
+    """Finds the parameters, or views of them, that modules pass to functions of torch, in one call of a model.
 
     Args:
-        models: who may hold parameters.
+        modules: who may hold parameters.
+        model: what is called.
         frame: lasts as long as the call.
-        note: called with the slots of a parameter; with None if the memory of a tensor cannot be told.
+
+    Attributes:
+        order: slots of parameters, in the order of their first use.
+        reads: by module, the slots that it reads and does not own; all, if the memory of a tensor cannot be told.
+        ended: modules of which a call has ended well.
     """
 
-    def __init__(
-        self, models: Iterable[torch.nn.Module], frame: FrameType, note: Callable[[list[Slot] | None], object]
-    ) -> None:
+    def __init__(self, modules: Sequence[torch.nn.Module], model: torch.nn.Module, frame: FrameType) -> None:
         super().__init__()
-        self.frame, self._note = frame, note
-        self._by_memory: dict[int, list[Slot]] = {}
-        for module in modules_of(models):
-            ref = weakref.ref(module)
-            for name, p in module._parameters.items():
-                if p is not None and (memory := memory_of(p)) is not None:
-                    self._by_memory.setdefault(memory, []).append((ref, name))
+        self.order: dict[Slot, None] = {}
+        self.reads: dict[torch.nn.Module, set[Slot]] = {}
+        self.ended: set[torch.nn.Module] = set()
+        self._calls: list[tuple[torch.nn.Module, FrameType]] = []
+        self._modules, self._ends = modules, list[Any]()
+        self._by_memory: dict[int | None, list[Slot]] = {}
+        for slot, p in slots_of(modules):
+            self._by_memory.setdefault(memory_of(p), []).append(slot)
+        self.enter(model, frame)
 
-    def start(self) -> None:
-        """Put this on torch's stack of modes."""
+    def enter(self, module: torch.nn.Module, frame: FrameType) -> None:
+        """A module is called, in a frame."""
+        self._calls.append((module, frame))
+        self.reads.setdefault(module, set())
+        called = modules_of([module]) if is_compiled(module) else [module]
+        self.order.update((slot, None) for slot, _ in slots_of(called))
+
+    def leave(self, module: torch.nn.Module, whole: bool) -> None:
+        """The call of a module has ended, and all within it; ``whole`` unless it has raised."""
+        if any(each is module for each, _ in self._calls):
+            while self._calls.pop()[0] is not module:
+                pass
+            if whole:
+                self.ended.add(module)
+
+    def start(self, leave: Any) -> None:
+        """Put this on torch's stack of modes, and a hook behind modules that lack it."""
+        self._ends += [m.register_forward_hook(leave) for m in self._modules if leave not in m._forward_hooks.values()]
         internals.push_function_mode(self)
 
     def stop(self) -> None:
-        """Take this off torch's stack of modes, wherever it is there."""
+        """Undo :meth:`start`, wherever on torch's stack of modes this is."""
+        for handle in self._ends:
+            handle.remove()
         with Uninterrupted():
             if any(mode is self for mode in internals.function_modes()):
                 above = []
@@ -195,13 +108,26 @@ class Recorder(TorchFunctionMode):
         if sys._getframe(1).f_code in _LOOKS:
             return _pass_on(func, args, kwargs or {})
         for tensor in tensors_in((args, kwargs)) if func not in _ABOUT else ():
-            memory = memory_of(tensor)
-            if memory is not None:
-                if slots := self._by_memory.get(memory):
-                    self._note(slots)
-            elif cannot_be_told(tensor):
-                self._note(None)
+            if cannot_be_told(tensor):
+                self._note([slot for slots in self._by_memory.values() for slot in slots])
+            elif (memory := memory_of(tensor)) is not None and memory in self._by_memory:
+                self._note(self._by_memory[memory])
         return func(*args, **(kwargs or {}))
+
+    def _note(self, slots: Iterable[Slot]) -> None:
+        """Note that the innermost module reads the parameters in these slots."""
+        while self._calls and not is_running(self._calls[-1][1]):
+            self._calls.pop()  # it has raised, and its caller goes on
+        if self._calls:
+            module, _ = self._calls[-1]
+            self.order.update(dict.fromkeys(slots))
+            self.reads[module].update(slot for slot in slots if slot[0]() is not module)
+
+
+def slots_of(modules: Iterable[torch.nn.Module]) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Yield the slots of modules' own parameters, each with the parameter."""
+    for module in modules:
+        yield from (((weakref.ref(module), name), p) for name, p in module._parameters.items() if p is not None)
 
 
 def _pass_on(func: Any, args: Any, kwargs: Any) -> Any:

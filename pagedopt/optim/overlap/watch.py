@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...system.warn import INSIDE
-from ..step.queued import QueuedStep
 from .overlap import Overlap
 from .record import tensors_in
 
@@ -29,27 +28,20 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise RuntimeError, or go on."""
-        kwargs = kwargs or {}
-        queued = self._overlap.queued
-        if queued is not None and not queued.all_passed and not _reads_nothing(func):
-            self._look(queued, func, args, kwargs)
+        queued, kwargs = self._overlap.queued, kwargs or {}
+        if queued is not None and queued.passed < queued.total and not _reads_nothing(func):
+            written = [*_written(func, args, kwargs)]
+            for tensor in tensors_in((args, kwargs)):
+                does = "writes" if any(tensor is each for each in written) else "reads"
+                if queued.is_pending(tensor):
+                    _raise(f"{does} {self._overlap.name_of(tensor)}", func, "is still to be updated")
+                elif does == "writes" and queued.reads_gradient(tensor):
+                    _raise("writes a gradient", func, "is still to be read by an update")
         return func(*args, **kwargs)
 
-    def _look(self, queued: QueuedStep, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        written = list(_written(func, args, kwargs))
-        for tensor in tensors_in((args, kwargs)):
-            if queued.is_pending(tensor):
-                does = "writes" if any(tensor is each for each in written) else "reads"
-                raise RuntimeError(
-                    self._found(does, self._overlap.models.name_of(tensor), "is still to be updated", func)
-                )
-        for tensor in written:
-            if queued.reads_gradient(tensor):
-                raise RuntimeError(self._found("writes", "a gradient", "is still to be read by an update", func))
 
-    @staticmethod
-    def _found(does: str, what: str, why: str, func: Any) -> str:
-        return f"{_line_of_user()} {does} {what} ({func}), which {why}: call optimizer.wait() before"
+def _raise(does: str, func: Any, why: str) -> NoReturn:
+    raise RuntimeError(f"{_line_of_user()} {does} ({func}), which {why}: call optimizer.wait() before")
 
 
 @functools.cache

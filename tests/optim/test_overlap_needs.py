@@ -1,4 +1,4 @@
-"""Where the calls of a module wait is looked for once; what makes it wrong is noticed, and each look is needed."""
+"""What a module waits for is looked for once; what makes it wrong is noticed, and each look is needed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from calls import calls
 from overlapped import LAYERS, Loop, agree, linears, run
 from torch import Tensor, nn
 
-from pagedopt.optim.overlap import hooks
 from pagedopt.optim.overlap import overlap as overlaps
-from pagedopt.optim.overlap.stops import Stop, Stops
+from pagedopt.optim.overlap.overlap import Overlap
+from pagedopt.optim.step.pending import LastLaunches
 
 FIRST, LAST = 0, 2 * LAYERS - 2
 
@@ -86,18 +86,19 @@ def test_bits_of_a_plain_step(name: str) -> None:
     agree(run(LOOPS[name](), True, 6), run(LOOPS[name](), False, 6))
 
 
-def _in_any_mode(self: Stops, module: nn.Module, outermost: Any) -> Stop | None:
-    return self._of.get(id(module))
+def _in_any_mode(self: Overlap, queued: Any, module: nn.Module, call: Any) -> None:
+    training, module.training = module.training, True
+    try:
+        wait_for(self, queued, module, call)
+    finally:
+        module.training = training
 
 
-def _those_of_the_queued_step(_: Stop) -> Any:
-    return next(overlap.queued.last for overlap in hooks.all_known() if overlap.queued is not None)
-
-
+wait_for = Overlap._wait_for
 LOOKS: dict[str, tuple[Any, str, Any]] = {
-    "parameters change places": (Stop, "addresses", property(lambda self: overlaps.addresses_in(self.module()))),
-    "the launches are others": (Stop, "last", property(_those_of_the_queued_step)),
-    "evaluation of one module": (Stops, "of", _in_any_mode),
+    "parameters change places": (overlaps, "addresses_in", lambda _: []),
+    "the launches are others": (LastLaunches, "__eq__", lambda *_: True),
+    "evaluation of one module": (Overlap, "_wait_for", _in_any_mode),
 }
 
 

@@ -1,0 +1,90 @@
+"""Wherever state lies, and however a step reaches it, on a GPU as on a CPU: torch's numbers, and the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from gpu_support import DEVICES
+from support import BF16, F16, F32, F64
+
+from pagedopt.transports.choose import TRANSPORTS
+from tests.acts import MOVES, absent, add_group
+from tests.specs import BY_STATE
+from tests.world import RESIDENT, Act, Side, World, Worlds
+
+ADAMW = BY_STATE["adamw"]
+IN_PLACE = {"host_access": "in_place"}
+EVERYWHERE = (
+    *(Side(f"part {share}", share=share) for share in (0, 0.2, 0.5, 2)),
+    *(Side(f"host {share}", {"placement": "host"}, share) for share in (None, 0)),
+    Side("preallocated", {"preallocate": True}),
+    Side("8 blocks", {"blocks": 8}),
+)
+PLACES = {
+    "cpu": (*EVERYWHERE, Side("file", {"placement": "file"}), Side("in Python", share=0.5, python=True)),
+    "cuda": (
+        Side("cpu", device="cpu"),
+        *EVERYWHERE,
+        *(Side(f"in place {share}", IN_PLACE, share) for share in (0, 0.2, 0.5, 2)),
+        *(Side(f"managed {share}", {"placement": "managed"}, share) for share in (None, 0, 0.5)),
+        *(Side(name, {"transport": name}) for name in sorted(TRANSPORTS)),
+        *(Side(f"staged by {name}", {"transport": name}, 0.5) for name in sorted(TRANSPORTS)),
+        *(Side(f"in place by {name}", {"transport": name, **IN_PLACE}, 0.5) for name in sorted(TRANSPORTS)),
+        Side("managed by the driver", {"placement": "managed-driver"}),
+        Side("host in place", {"placement": "host", **IN_PLACE}),
+        Side("in place, 3 blocks", {"blocks": 3, **IN_PLACE}, 0),
+    ),
+}
+FORMATS = ("float32", "bfloat16", {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}, "int8")
+one_is_absent = absent(lambda step: (step % 6,) if step % 3 == 1 else ())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("name", BY_STATE)
+def test_no_place_changes_a_bit(name: str, clip: float | None, device: str) -> None:
+    """A group that comes late shares the budget."""
+    worlds = Worlds(BY_STATE[name], RESIDENT, *PLACES[device], device=device, clip=clip)
+    worlds.step(4, one_is_absent).do(add_group).step(3, one_is_absent)
+    for act in ("deepcopy", "a new one by a file"):
+        worlds.do(MOVES[act]).step(2)
+    assert not worlds.over
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("form", [None, *FORMATS], ids=str)
+@pytest.mark.parametrize("name", ["adamw", "lion"])
+def test_no_place_changes_a_bit_of_any_dtype_and_format(name: str, form: Any, clip: float | None, device: str) -> None:
+    if isinstance(form, dict) and name == "lion":
+        form = {"exp_avg": form["exp_avg"]}
+    case, sides = BY_STATE[name], (RESIDENT, *PLACES[device])
+    if clip:  # torch adds squares of 16-bit gradients in 16 bits
+        case = dataclasses.replace(case, theirs=None)
+    if form is not None:
+        how = {"state_format": form, "seed": 7} if form == "int8" else {"state_format": form}
+        sides = tuple(dataclasses.replace(side, options={**(side.options or {}), **how}) for side in sides)
+    dtypes = (F32, BF16, F32, F64, F16, F32) if form is None else (F32, BF16, F64)
+    assert not Worlds(case, *sides, device=device, dtypes=dtypes, clip=clip).step(6, one_is_absent).over
+
+
+def infinite(*steps: int) -> Act:
+    def act(world: World) -> None:
+        if world.count in steps:
+            world.params[0].grad.view(-1)[3] = float("inf")  # type: ignore[union-attr]
+
+    return act
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("skipped", [(), (0, 3)], ids=str)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_scaled_steps_are_the_same_in_every_place(name: str, clip: float | None, skipped: Any, device: str) -> None:
+    """On a GPU their uniforms are the prologue's, whose ``pow`` may differ from a CPU's in the last bit."""
+    sides = [RESIDENT, *(side for side in PLACES[device] if side.device is None)]
+    worlds = Worlds(BY_STATE[name], *sides, device=device, clip=clip, scale=64.0).step(6, infinite(*skipped))
+    assert len({world.scaler.get_scale() for world in worlds.each()}) == 1
+    assert not worlds.over
