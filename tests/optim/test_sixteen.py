@@ -94,7 +94,7 @@ def test_16_more_bits_take_the_steps_of_float32(kind: str) -> None:
 
 def test_8_more_bits_and_chance_lose_no_mean() -> None:
     """Updates far below half of a parameter's last bit, in one direction: to nearest nothing moves."""
-    moved = {}
+    moved, shares = dict[str, float](), dict[str, float]()
     for name, options in {"nearest": {}, **OPTIONS}.items():
         p = torch.nn.Parameter(torch.full((4096,), 1.0, dtype=BF16))
         opt = PagedLion([p], lr=1e-5, **options)
@@ -103,7 +103,10 @@ def test_8_more_bits_and_chance_lose_no_mean() -> None:
             opt.step()
         now = master(opt, p) if "param_format" in options else p.detach()
         moved[name] = float((1 - now.double()).mean())
+        shares[name] = float((now != 1).double().mean())
     assert moved.pop("nearest") == 0
+    # A bit of 1/256 is 391 updates: of 200, each element has drawn for itself and anew.
+    assert shares["stochastic"] == pytest.approx(1 - (1 - 256e-5) ** 200, abs=0.03)
     assert moved == {name: pytest.approx(200e-5, rel=0.08 if name == "stochastic" else 5e-3) for name in moved}
 
 
