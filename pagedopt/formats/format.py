@@ -28,7 +28,8 @@ class Format:
 
     Rules never see it: they compute in float32 (float64 if a list asks for it).  Kernels are compiled for a rule and
     the format of each list, and cached by them, so a format must be hashable: a frozen dataclass.  Columns of zeros
-    must load as zero, because state starts as zeros.
+    must load as zero, because state starts as zeros.  A rule's first input, the parameter, may have a format, too: in a
+    table, its columns behind the first one come last (``sixteen.py`` has examples).
 
     A format with blocks, or one that needs an element's position, defines in ``cuda_text`` a struct ``cuda_type``::
 
