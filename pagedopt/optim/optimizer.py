@@ -432,6 +432,7 @@ class PagedOptimizer(RuleOptimizer):
         if self._overlap is not None:
             self._overlap.misuse = ""  # the step it was done to is gone
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
+        self.versions = None  # parameters are loaded, too
 
     @locked
     def master(self, p: torch.Tensor) -> torch.Tensor:

@@ -111,7 +111,8 @@ TABLE = {
             '"nearest"': "to the nearest number, as in torch: an update below half of the parameter's last bit is lost",
             '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
             "the step and the element alone: they are the same in every replica, on every device and after a resume. "
-            "Optimizers whose state counts no steps (SGD, Lion) then count them, under the key `step`",
+            "Optimizers whose state counts no steps (SGD, Lion) then count them, under the key `step`, and so they do "
+            "with a `param_format`",
         },
     ),
     "placement": Option(

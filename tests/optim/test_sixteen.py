@@ -455,7 +455,7 @@ def test_masters_that_do_not_fit_change_nothing() -> None:
 
 
 def test_a_parameter_that_others_write_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between steps in Python and in C++; not after a load of masters, and never of a float32 parameter."""
+    """Between steps in Python and in C++; not where masters or all of a checkpoint are loaded, nor of float32."""
     monkeypatch.setattr(warn, "_said", set())
     params = [*parameters()[:2], torch.nn.Parameter(torch.ones(3))]
     opt = PagedAdamW(params, lr=1e-4, param_format="bfloat16+16")
@@ -473,6 +473,12 @@ def test_a_parameter_that_others_write_is_said_once(monkeypatch: pytest.MonkeyPa
         warnings.simplefilter("error")
         train(opt, params, range(12))
         opt.load_master({"1": torch.ones(13)}, {"1": params[1]})
+        train(opt, params, range(2))
+        saved = copy.deepcopy(([p.detach() for p in params], opt.state_dict()))
+        train(opt, params, range(2))
+        for p, q in zip(params, saved[0], strict=True):
+            p.detach().copy_(q)
+        opt.load_state_dict(saved[1])
         train(opt, params, range(2))
     assert written(2, 0.0) == []
     (said,) = written(1, 0.5)
