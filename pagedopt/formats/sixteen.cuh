@@ -115,14 +115,14 @@ template <int BITS> struct Split {
         unsigned high[WIDTH];
         int low[WIDTH];
         const auto split = [&](int i, unsigned bits) {
-            const bool nan = x[i] != x[i];  // whose bits may be lifted to those of infinity
+            const bool nan = x[i] != x[i];  // whose bits may be rounded to those of a zero
             high[i] = nan ? NAN_HIGH : (bits + 0x8000u) >> 16;
             low[i] = nan ? 0 : (int)(bits - (high[i] << 16)) >> (16 - BITS);
         };
         if constexpr (BITS == 8) {
             const Bits<WIDTH> random(spot);
 #pragma unroll
-            for (int i = 0; i < WIDTH; ++i) split(i, lifted(__float_as_uint((float)x[i]), random.of(i) >> 8) & ~255u);
+            for (int i = 0; i < WIDTH; ++i) split(i, lifted(__float_as_uint((float)x[i]), random.of(i) >> 8));
         } else
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) split(i, __float_as_uint((float)x[i]));

@@ -98,8 +98,7 @@ class Split(ParameterFormat):
         bits = values.float().view(torch.int32)
         if half := self.remainder.unit // 2:
             size = bits & ~_SIGN
-            rounded = (size + half).clamp(max=_LARGEST) & ~(2 * half - 1)
-            bits = (bits & _SIGN) | torch.where(size < _INFINITE, rounded, size)
+            bits = (bits & _SIGN) | torch.where(size < _INFINITE, (size + half).clamp(max=_LARGEST), size)
         high = (bits + 0x8000) >> 16
         nan = values.isnan()
         high, rest = torch.where(nan, 0x7FC0, high), torch.where(nan, 0, bits - (high << 16))

@@ -74,7 +74,7 @@ def _drawn(put: str) -> str:
     return _AT_RANDOM.format(draw=draw, put=put)
 
 
-_OF_8 = _LIFTED.format(up="(random >> np.uint32(8))") + "lifted = lifted & np.uint32(0xFFFFFF00)\n"
+_OF_8 = _LIFTED.format(up="(random >> np.uint32(8))")
 STORES = {
     "bfloat16": _drawn(_BFLOAT16),
     "float16": _drawn(_FLOAT16),
