@@ -33,6 +33,7 @@ import time
 import tomllib
 import types
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from mutants import Fault, draw
@@ -89,6 +90,7 @@ class Copy:
             raise RuntimeError(f"{tests}: pytest ends with {status} without the fault, not with {PASSED}")
         try:
             path.write_text(text.replace(fault.before, fault.after))
+            os.utime(path, (0, 0))  # of no bytecode that is there, even if both were written in one second
             with tempfile.TemporaryDirectory(dir=self.folder) as cache:  # what is compiled with the fault is forgotten
                 shutil.copytree(self._cache, cache, copy_function=os.link, dirs_exist_ok=True)
                 return self._run(tests, cache=Path(cache), PYTHONDONTWRITEBYTECODE="1")
@@ -164,7 +166,7 @@ def compare(copy: Copy, records: list[dict[str, Any]], suites: list[str], file: 
                 outcome = copy.with_fault(mutant, suite)
                 why = outcome.failed or f"pytest ends with {outcome.status}"
                 record["found"][suite] = None if outcome.status == PASSED else why
-                print(f"    {told(outcome)}  {outcome.failed}  [{suite}]", flush=True)
+                print(f"    {told(outcome)}  {outcome.failed}  [{shorten(suite, 70)}]", flush=True)
         if file is not None:
             file.write_text(json.dumps(records, indent=1))
     sets: dict[tuple[str, ...], list[int]] = {}
@@ -172,7 +174,7 @@ def compare(copy: Copy, records: list[dict[str, Any]], suites: list[str], file: 
         by = tuple(suite for suite, test in record["found"].items() if test is not None)
         sets.setdefault(by, []).append(number)
     for by, numbers in sets.items():
-        print(f"{len(numbers)} found by {' and by '.join(map(repr, by)) or 'nothing'}: {numbers}")
+        print(f"{len(numbers)} found by {' and by '.join(shorten(suite, 70) for suite in by) or 'nothing'}: {numbers}")
 
 
 def told(outcome: Outcome) -> str:

@@ -1,4 +1,4 @@
-"""What a public `optimizer.start()` would bring: a queued update that begins behind `step()`, and not with the forward.
+"""What `optimizer.start()` brings: a queued update that begins behind `step()`, and not with the forward.
 
     python scripts/start_early.py          # on a GPU; a minute
     python scripts/start_early.py --quick  # toys, on a CPU, too
@@ -14,7 +14,6 @@ import itertools
 import statistics
 import time
 import warnings
-from typing import Any
 
 import torch
 
@@ -29,9 +28,8 @@ def took(training: Training, batch: torch.Tensor, loader: float, early: bool, re
     for _ in range(count):
         training.gradients()
         training.step()
-        queued: Any = training.optimizer._overlap.queued
-        if early and queued is not None:
-            queued.start()
+        if early:
+            training.optimizer.start()
         if reads and training.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
         time.sleep(loader)

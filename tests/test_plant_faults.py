@@ -79,7 +79,7 @@ def test_suites_are_compared_by_what_they_find(copy: plant_faults.Copy, capsys: 
     capsys.readouterr()
     plant_faults.compare(copy, json.loads(file.read_text()), ["test_it.py -k kernel"], file)
     *_, ones, kernels = capsys.readouterr().out.splitlines()
-    assert (ones, kernels) == ("1 found by 'test_it.py -k here': [1]", "1 found by 'test_it.py -k kernel': [2]")
+    assert (ones, kernels) == ("1 found by test_it.py -k here: [1]", "1 found by test_it.py -k kernel: [2]")
     assert json.loads(file.read_text())[1]["found"] == {
         "test_it.py -k here": None, "test_it.py -k nothing": None, "test_it.py -k kernel": "test_it.py::test_kernel",
     }  # fmt: skip

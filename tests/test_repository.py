@@ -45,6 +45,10 @@ def test_planted_faults_name_what_is_there() -> None:
         assert all(any(ROOT.glob(pattern)) for pattern in area["files"]), name
         assert all((ROOT / path).is_file() for path in area["tests"].split()), name
     for fault in listed["fault"]:
-        assert (ROOT / fault["file"]).read_text().count(fault["before"]) == 1, fault["what"]
-        assert fault["before"] != fault["after"]
+        text = (ROOT / fault["file"]).read_text()
+        assert text.count(fault["before"]) == 1, fault["what"]
+        faulty = text.replace(fault["before"], fault["after"])
+        assert faulty != text
+        if fault["file"].endswith(".py"):
+            compile(faulty, fault["what"], "exec")
         assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]

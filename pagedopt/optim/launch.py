@@ -277,21 +277,6 @@ class Work(NamedTuple):
     plan: Sequence[Action]
     written: NumberTensors
 
-    @property
-    def sweep(self) -> Sweep:
-        """The rule and its pointer table."""
-        return self.launch.sweep
-
-    @property
-    def lists(self) -> KernelViews:
-        """How kernels see the tensors."""
-        return self.launch.lists
-
-    @property
-    def route(self) -> Route | None:
-        """Of the rows through pages; None: all state is updated where it lies."""
-        return self.launch.route
-
     def run(self, arenas: Sequence[Arena]) -> None:
         """Launch on the current stream, and count the step; a move's ``arena`` is an index in ``arenas``."""
         sweep, lists, route = self.launch.sweep, self.launch.lists, self.launch.route
@@ -323,17 +308,18 @@ class Work(NamedTuple):
 
     def graph(self, arenas: Sequence[Arena]) -> StagedGraph | None:
         """Return a graph that carries it out, with an event behind each launch; None: it goes call by call."""
-        return None if self.route is None else self.route.graph(self.sweep, arenas, self.ready, fenced=True)
+        route = self.launch.route
+        return None if route is None else route.graph(self.launch.sweep, arenas, self.ready, fenced=True)
 
     def check_slots(self) -> None:
         """Raise SlotsInUse if pages cannot be moved now."""
-        if self.route is not None:
-            self.route.store.ring(self.route.device).check()
+        if (route := self.launch.route) is not None:
+            route.store.ring(route.device).check()
 
     def launch_graph(self, graph: StagedGraph) -> bool:
         """Launch it; or launch nothing, as the driver refuses, and return False."""
-        assert self.route is not None, "it has a graph"
-        return self.route.launch_graph(self.sweep, graph)
+        assert self.launch.route is not None, "it has a graph"
+        return self.launch.route.launch_graph(self.launch.sweep, graph)
 
     def rows_by_launch(self, whole: bool = False) -> Sequence[Sequence[int]]:
         """Return, for each launch, the indices of the parameters that it updates; some may have no gradient.
@@ -341,9 +327,9 @@ class Work(NamedTuple):
         Args:
             whole: of the launches of a graph, which moves all pages.
         """
-        if self.route is None:
+        if self.launch.route is None:
             return [range(len(self.seen) // 2)]
-        return self.route.params_by_launch(whole)
+        return self.launch.route.params_by_launch(whole)
 
     def write_numbers(self) -> None:
         """Write numbers that change, as the step count is, and raise version counters."""

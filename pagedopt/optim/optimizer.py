@@ -725,6 +725,26 @@ class PagedOptimizer(RuleOptimizer):
         if self._within is not None:
             self._within.wait()
 
+    @locked
+    def start(self) -> None:
+        """Launch a queued update now, and not with the next call of the model; see :meth:`attach`.
+
+        For a loop in which the host does something slow between :meth:`step` and the next forward, as loading a batch.
+        Copy batches before: a copy that comes behind waits for pages.  :meth:`wait` is still to be called before
+        anything else reads or writes parameters.  Where no update is queued, and on a CPU, nothing happens.
+
+        Raises:
+            SlotsInUse: slots are in the middle of another step.
+            CudaError: the driver refuses a launch; if the message says so, state is damaged.
+
+        Example:
+            >>> optimizer.step()
+            >>> optimizer.start()
+            >>> batch = next(batches)
+        """
+        if self._overlap is not None and self._overlap.queued is not None:
+            self._overlap.queued.start()
+
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
         """A ``with`` block that calls :meth:`wait` first, for code that reads or writes parameters."""

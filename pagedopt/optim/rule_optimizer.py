@@ -200,8 +200,6 @@ class RuleOptimizer(torch.optim.Optimizer):
         checked = checked_max_norm(value)
         if checked is not None and self.unclippable:
             raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
-        if (checked is None) is not (self._max_grad_norm is None):
-            self._plan = None  # other kernels
         self._max_grad_norm = checked
 
     @property

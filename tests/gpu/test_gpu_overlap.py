@@ -24,8 +24,8 @@ from staged import both_ways
 from stand_ins import raising
 
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.step.pending import Pending
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.pending import Pending
+from pagedopt.optim.queue import QueuedStep
 from tests.optim.overlapped_acts import ACTS
 from tests.optim.overlapped_joins import JOINS, loop_of
 from tests.optim.overlapped_models import LOOPS, STEPS, clip

@@ -9,7 +9,7 @@ import torch
 from gpu_support import NEEDED
 from staged import both_ways
 
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.queue import QueuedStep
 from tests.optim.test_overlap_lost import REPLACED, pending
 
 pytestmark = [both_ways, *NEEDED, pytest.mark.timeout(60)]

@@ -27,7 +27,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
         PagedOptimizer.unspill, PagedOptimizer.spilled, PagedOptimizer.guard,
     ),
     "The update under the next forward": (
-        PagedOptimizer.attach, PagedOptimizer.wait, PagedOptimizer.waited, PagedOptimizer.overlap_report, OverlapReport,
+        PagedOptimizer.attach, PagedOptimizer.start, PagedOptimizer.wait, PagedOptimizer.waited,
+        PagedOptimizer.overlap_report, OverlapReport,
         PagedOptimizer.watch_reads, PagedOptimizer.detach,
     ),
     "Checkpoints": (

@@ -1,4 +1,4 @@
-"""What the tests of steps in one compiled call share."""
+"""What the tests of steps in one compiled call share: marks, fixtures, and rules whose numbers cannot be for long."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import pytest
 import pagedopt
 from pagedopt import PagedOptimizer
 from pagedopt.optim.overlap import everyone
+from pagedopt.system import look as build
 from tests.specs import Case
-from tests.world import record
+from tests.world import QUICK, record
+
+#: For tests of the compiled look alone.
+compiled_alone = pytest.mark.skipif(not QUICK, reason="no compiled look here")
+
+
+@pytest.fixture(params=["compiled", "python"])
+def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The look of optimizers that the test makes."""
+    if request.param == "python":
+        monkeypatch.setenv(build.VARIABLE, "python")
+    elif not QUICK:
+        pytest.skip("no compiled look here")
+    found: str = request.param
+    return found
 
 
 @pytest.fixture(autouse=True)

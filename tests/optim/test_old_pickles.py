@@ -32,7 +32,10 @@ NAMED = {
     "pagedopt.optim.adamw PagedAdamW",
     "pagedopt.optim.sgd PagedSGD",
     "pagedopt.optim.lion PagedLion",
-    *(f"pagedopt.optim.overlap.hooks {name}" for name in ("Enter", "Leave", "Raised", "Fence", "Load", "Compiled")),
+    *(
+        f"pagedopt.optim.overlap.hooks {name}"
+        for name in ("Begin", "Enter", "Leave", "Raised", "Fence", "Load", "Compiled")
+    ),
 }
 
 

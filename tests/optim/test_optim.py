@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from looks import look
 from optim_support import ADAMW, ready, same, step_on_ones, stepped
+from quick_steps import look
 
 import pagedopt
 from pagedopt import PagedAdamW

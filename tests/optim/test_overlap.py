@@ -12,12 +12,12 @@ import torch
 from overlapped import Ended, Loop, agree, equal, run
 
 from pagedopt.optim import optimizer as optimizers
+from pagedopt.optim import queue as queued_steps
 from pagedopt.optim.overlap import hooks
 from pagedopt.optim.overlap import record as records
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Recorder
-from pagedopt.optim.step import queued as queued_steps
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.queue import QueuedStep
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
 
 pytestmark = [

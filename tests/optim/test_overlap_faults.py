@@ -43,8 +43,8 @@ from pagedopt.optim.launch import Work
 from pagedopt.optim.overlap import everyone
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Recorder
-from pagedopt.optim.step.pending import Pending
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.pending import Pending
+from pagedopt.optim.queue import QueuedStep
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),

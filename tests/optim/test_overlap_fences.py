@@ -17,7 +17,7 @@ from often import long_but
 from overlapped import Loop, equal, linears, run
 
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.queue import QueuedStep
 from tests.optim.overlapped_acts import ACTS, HIDE, LONG, total
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]

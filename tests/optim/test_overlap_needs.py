@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pagedopt.optim.overlap import overlap as overlaps
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.step.pending import LastLaunches
+from pagedopt.optim.pending import LastLaunches
 
 FIRST, LAST = 0, 2 * LAYERS - 2
 

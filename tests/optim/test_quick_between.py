@@ -14,9 +14,8 @@ import pytest
 import torch
 from calls import calls
 from injector import interrupt_at
-from looks import compiled_alone
 from optim_support import same
-from quick_steps import Warm, nothing_is_queued
+from quick_steps import Warm, compiled_alone, nothing_is_queued
 from support import threads
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook

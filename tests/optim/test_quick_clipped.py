@@ -9,8 +9,7 @@ import torch
 from calls import calls
 from clipped import params_of
 from gpu_support import DEVICES
-from looks import compiled_alone
-from quick_steps import nothing_is_queued
+from quick_steps import compiled_alone, nothing_is_queued
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD

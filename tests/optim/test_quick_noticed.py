@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from looks import compiled_alone, look
-from quick_steps import ROOTED, WARM, compiled, nothing_is_queued, with_hook
+from quick_steps import ROOTED, WARM, compiled, compiled_alone, look, nothing_is_queued, with_hook
 from support import default_dtype
 from torch.nn import Parameter
 

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 from pagedopt.common.patience import Patience
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.page_graphs import StagedGraph
-from pagedopt.optim.step.pending import Pending
-from pagedopt.optim.step.queued import QueuedStep
+from pagedopt.optim.pending import Pending
+from pagedopt.optim.queue import QueuedStep
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 120),

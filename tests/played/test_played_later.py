@@ -63,6 +63,14 @@ def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
         optimizer.wait()
 
 
+def start(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """Nothing is left for the forward to launch."""
+    optimizer.start()
+    first = launched(run)
+    model(run.numbers(4, WIDTH))
+    assert launched(run) == first
+
+
 def checkpoint(run: Run, model: nn.Module, optimizer: Any) -> None:
     optimizer.state_dict()
 
@@ -76,7 +84,7 @@ def captured_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"state_format": "int8"}, {"max_grad_norm": 0.1}], ids=str)
-@pytest.mark.parametrize("act", [forward, wait, checkpoint, captured_forward], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("act", [forward, wait, start, checkpoint, captured_forward], ids=lambda act: act.__name__)
 @some_orders
 def test_what_launches_it(monkeypatch: pytest.MonkeyPatch, act: Act, options: dict[str, Any], order: Order) -> None:
     """``step()`` launches nothing; then the bits are those of a CPU."""

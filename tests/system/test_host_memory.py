@@ -85,6 +85,12 @@ def test_every_cgroup_up_to_the_root_counts(tmp_path: Path) -> None:
     ]
 
 
+def test_a_process_that_is_moved_has_the_limits_of_its_new_cgroup(tmp_path: Path) -> None:
+    limits = {**v2("/a", 4 * GIB, GIB), **v2("/b", 8 * GIB, GIB)}
+    found = [rooms(tree(tmp_path, {**limits, **v2_at(path)})) for path in ("/a", "/b", "/a")]
+    assert [[room.limit for room in each] for each in found] == [[4 * GIB], [8 * GIB], [4 * GIB]]
+
+
 def test_cached_files_are_not_taken(tmp_path: Path) -> None:
     files = {**v2_at("/job"), **v2("/job", 4 * GIB, 4 * GIB, inactive=GIB, active=2 * GIB)}
     assert rooms(tree(tmp_path, files)) == [Room(3 * GIB, 4 * GIB, "cgroup /sys/fs/cgroup/job")]

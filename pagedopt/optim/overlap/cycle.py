@@ -22,9 +22,9 @@ from ...placements.movers import Ring
 from ...placements.own_mover import KnownCalls, OwnMover
 from ...tables.layout import HostTable
 from ...tables.tensors import has_memory
-from ..launch import Launch, Work
+from ..launch import Work
+from ..pending import REPLACED
 from ..plan import Coming, Step, put_state
-from ..step.pending import REPLACED
 from .side_stream import SideStream
 
 
@@ -44,9 +44,8 @@ class CyclePlan:
     """
 
     def __init__(self, step: Step, coming: Coming) -> None:
-        #: Of each update: its launch, its table, and the number of its first chunk.
-        self.launches: list[Launch] = [update.launch for update in step.work]
-        self.tables: list[HostTable] = [update.sweep.table.host for update in step.work]
+        #: Of each launch: its table, and the number of its first chunk.
+        self.tables: list[HostTable] = [work.launch.sweep.table.host for work in step.work]
         self.bases: list[int] = []
         self._chunks = 0
         self.rows: dict[int, _Rows] = {}
@@ -57,8 +56,8 @@ class CyclePlan:
         self._calls: KnownCalls = {}
         self.launch_calls: LaunchesOfSpans = {}
         found: list[tuple[int, Visit]] = []
-        for launch, update in zip(self.launches, step.work, strict=True):
-            found += self._take(launch, update, coming)
+        for work in step.work:
+            found += self._take(work, coming)
         self.visits = [visit for _, visit in sorted(found, key=lambda each: each[0])]
         #: The parameters that each launch updates, by its span.
         self.updated = {visit.span: visit.needs for visit in self.visits}
@@ -69,19 +68,20 @@ class CyclePlan:
             number, own = self.place(span)
             self.actions[number].append(Update(own))
 
-    def _take(self, launch: Launch, update: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
+    def _take(self, work: Work, coming: Coming) -> Iterator[tuple[int, Visit]]:
         """Take the rows of one table, and yield its visits, each with its turn."""
-        table, route, count = update.sweep.table.host, update.route, launch.count
-        names, base = [*map(id, update.tensors[:count])], self._chunks
+        launch = work.launch
+        table, route, count = launch.sweep.table.host, launch.route, launch.count
+        names, base = [*map(id, work.tensors[:count])], self._chunks
         self.bases.append(base)
         self._chunks += len(table.chunk_words)
         if route is None:
             tensor, offset, hand = np.arange(count), np.zeros(count, np.int64), count
-            numel = np.array(update.sweep.table.numels, np.int64)
+            numel = np.array(launch.sweep.table.numels, np.int64)
         else:
             tensor, offset, numel, hand = route.rows.tensor, route.rows.offset, route.rows.numel, route.at_hand
         moves = () if route is None else route.moves
-        dtype = update.sweep.formats[1].columns[0].dtype
+        dtype = launch.sweep.formats[1].columns[0].dtype
         for i, name in enumerate(names):
             if name in coming.expected:
                 at = np.flatnonzero(tensor == i)
@@ -116,7 +116,7 @@ class CyclePlan:
 
     def fits(self, step: Step) -> bool:
         """Return whether a step has the tables that this was made for."""
-        now = [update.sweep.table.host for update in step.work]
+        now = [work.launch.sweep.table.host for work in step.work]
         return len(now) == len(self.tables) and all(a is b for a, b in zip(now, self.tables, strict=True))
 
 
@@ -134,18 +134,19 @@ class Cycle:
         self._open = False
         #: By id of a parameter: it and its state, their addresses, and their storages, which are kept to the end.
         self._memory: dict[int, tuple[list[torch.Tensor], list[int], list[object]]] = {}
-        for launch, update in zip(plan.launches, step.work, strict=True):
-            for i, p in enumerate(update.tensors[: launch.count]):
+        for work in step.work:
+            count = work.launch.count
+            for i, p in enumerate(work.tensors[:count]):
                 if id(p) in plan.rows:
-                    there = [t for t in (p, *update.tensors[2 * launch.count + i :: launch.count]) if t is not None]
+                    there = [t for t in (p, *work.tensors[2 * count + i :: count]) if t is not None]
                     self._memory[id(p)] = there, [*map(_address, there)], [*map(_storage, there)]
-        for update in step.work:
-            update.sweep.begun = False
-            update.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
+        for work in step.work:
+            work.launch.sweep.begun = False
+            work.launch.sweep.table.host.row_words[:, -2] = 0  # no elements, until the gradient is there
         stream = 0 if side is None else side.handle
         self._launches = [
-            update.sweep.launch_of_spans(update.sweep.ready(actions), stream, plan.launch_calls)
-            for update, actions in zip(step.work, plan.actions, strict=True)
+            work.launch.sweep.launch_of_spans(work.launch.sweep.ready(actions), stream, plan.launch_calls)
+            for work, actions in zip(step.work, plan.actions, strict=True)
         ]
         self._arrivals = Arrivals(plan.at_hand, plan.visits)
         self._passes = passes(self._arrivals.actions(), self._launch, self._mover())
@@ -183,7 +184,7 @@ class Cycle:
 
     def begun(self) -> bool:
         """Return whether a launch has begun: part of parameters and state may be new."""
-        return any(update.sweep.begun for update in self.step.work)
+        return any(work.launch.sweep.begun for work in self.step.work)
 
     def gradient_of(self, p: torch.Tensor) -> torch.Tensor | None:
         """Return the gradient of a parameter as kernels take it; None: it is left to the plain step behind this one.
@@ -227,11 +228,12 @@ class Cycle:
             pass
         self._end()
         optimizer = self.step.optimizer
-        for launch, update in zip(self.plan.launches, self.step.work, strict=True):
-            absent = [i for i, p in enumerate(update.tensors[: launch.count]) if id(p) not in self.params]
+        for work in self.step.work:
+            launch = work.launch
+            absent = [i for i, p in enumerate(work.tensors[: launch.count]) if id(p) not in self.params]
             if len(absent) < launch.count:
-                written = launch.written_state(optimizer, update.tensors, absent)
-                update._replace(absent=absent, written=written).write_numbers()
+                written = launch.written_state(optimizer, work.tensors, absent)
+                work._replace(absent=absent, written=written).write_numbers()
         self.put_state()
 
     def put_state(self) -> None:

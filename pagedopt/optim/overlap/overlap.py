@@ -22,10 +22,10 @@ from ...system import internals
 from ...system.compare_tensors import identities
 from ...system.cuda.driver import Event
 from ...system.warn import outside
+from ..pending import LastLaunches, addresses_in, memory_of
 from ..plan import Plan, Step
+from ..queue import QueuedStep, why_not
 from ..rule_optimizer import RuleOptimizer
-from ..step.pending import LastLaunches, addresses_in, memory_of
-from ..step.queued import QueuedStep, why_not
 from . import everyone, hooks
 from .models import called, holds_any, is_compiled, modules_of, refusal
 from .record import Recorder, Slot, is_running
@@ -462,14 +462,14 @@ class Overlap:
                 "their updates; to hide these, too, attach() the modules that hold them",
                 RuntimeWarning, stacklevel=outside(),
             )  # fmt: skip
-        queued = QueuedStep(step, _side(step.work[0].sweep.device), self._events, self._last)
+        queued = QueuedStep(step, _side(step.work[0].launch.sweep.device), self._events, self._last)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
             everyone.with_queued.add(self)
             queued.launch()
-            for update in step.work:
-                update.sweep.begun = True  # from now on an error leaves the state damaged
-                update.write_numbers()
+            for work in step.work:
+                work.launch.sweep.begun = True  # from now on an error leaves the state damaged
+                work.write_numbers()
             queued.counted()
             self._last = queued.last
             if self.queued is not queued:

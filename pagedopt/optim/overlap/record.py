@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...system import internals
 from ...system.interrupts import Uninterrupted
-from ..step.pending import LOOKS, cannot_be_told, memory_of
+from ..pending import LOOKS, cannot_be_told, memory_of
 from .models import is_compiled, modules_of
 
 #: A module, and the name under which it holds a parameter.

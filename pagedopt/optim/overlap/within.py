@@ -238,7 +238,7 @@ class Within:
             self._patience.served += 1
             return
         self._late += 1
-        if self._late >= self._patience.wait and not any(launch.counts_anew for launch in cycle.plan.launches):
+        if self._late >= self._patience.wait and not any(work.launch.counts_anew for work in cycle.step.work):
             self._turns = {name: turn for turn, name in enumerate(cycle.params)}
             self._launches, self._late = None, 0
             self._patience.lost()

@@ -11,37 +11,37 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import torch
 
-from ...launch.device_step import DeviceStep
-from ...placements.arena import Arena
-from ...system import internals
-from ...system.cuda.driver import Event, relaxed_capture
-from ...system.interrupts import Uninterrupted
-from ..launch import Work
-from ..page_graphs import StagedGraph
-from ..plan import Step
-from ..rule_optimizer import RuleOptimizer, whole
+from ..launch.device_step import DeviceStep
+from ..placements.arena import Arena
+from ..system import internals
+from ..system.cuda.driver import Event, relaxed_capture
+from ..system.interrupts import Uninterrupted
+from .launch import Work
+from .page_graphs import StagedGraph
 from .pending import REPLACED, LastLaunches, Pending, cannot_be_told, memory_of
+from .plan import Step
+from .rule_optimizer import RuleOptimizer, whole
 
 
 def why_not(step: Step) -> str:
     """Return why a step cannot be queued, or ""."""
-    updates = step.work
-    if not any(update.route is not None for update in updates):
+    works = step.work
+    if not any(work.launch.route is not None for work in works):
         return "no page of its state is away"
-    if any(map(_reads_hyperparameters, updates)):
+    if any(map(_reads_hyperparameters, works)):
         return "a hyperparameter is a tensor that the device reads"
-    if not all(update.lists.as_they_are for update in updates):
+    if not all(work.launch.lists.as_they_are for work in works):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
-    if any(torch.is_inference(t) for update in updates for t in update.seen if t is not None):
+    if any(torch.is_inference(t) for work in works for t in work.seen if t is not None):
         return "parameters or gradients are tensors of torch.inference_mode, which count no writes"
-    if len({update.sweep.device for update in updates}) > 1:
+    if len({work.launch.sweep.device for work in works}) > 1:
         return "parameters are on several devices"
     return ""
 
 
-def _reads_hyperparameters(update: Work) -> bool:
+def _reads_hyperparameters(work: Work) -> bool:
     """Return whether the launch reads a learning rate or beta from the device when its turn comes."""
-    transport = update.sweep.transport if update.sweep.device.type == "cuda" else None
+    transport = work.launch.sweep.transport if work.launch.sweep.device.type == "cuda" else None
     return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
 
 
@@ -79,7 +79,7 @@ class QueuedStep:
         self, step: Step, side: torch.cuda.Stream | None, spare: list[Event], before: LastLaunches | None
     ) -> None:
         self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
-        self._updates, self._arenas, self._versions = step.work, step.ready.arenas, step.optimizer.store.versions
+        self._works, self._arenas, self._versions = step.work, step.ready.arenas, step.optimizer.store.versions
         self.last = before
         self._pending = _NOTHING  # until the step is counted
         self.begun, self.total, self.misuse = 0, 0, ""
@@ -98,21 +98,21 @@ class QueuedStep:
 
         After an error the current stream waits for those that were queued.
         """
-        updates, side = self._updates, self.side
+        works, side = self._works, self.side
         if side is None:
-            self.last = LastLaunches.of(updates, [update.rows_by_launch() for update in updates], self.last)
-            self._launches = _launches(updates, self._arenas)
+            self.last = LastLaunches.of(works, [work.rows_by_launch() for work in works], self.last)
+            self._launches = _launches(works, self._arenas)
             return
         try:
             side.wait_stream(self._owner)
             with torch.cuda.stream(side):  # slots and tables that are made belong to it
-                later = [(update, update.graph(self._arenas)) for update in updates]
-            rows = [update.rows_by_launch(whole=graph is not None) for update, graph in later]
-            before, self.last = self.last, LastLaunches.of(updates, rows, self.last)
+                later = [(work, work.graph(self._arenas)) for work in works]
+            rows = [work.rows_by_launch(whole=graph is not None) for work, graph in later]
+            before, self.last = self.last, LastLaunches.of(works, rows, self.last)
             if self.last is not before:
-                self.last.keep_memory_for(side, updates)
+                self.last.keep_memory_for(side, works)
             self._later = later
-            if any(graph is None and update.route is not None for update, graph in later):
+            if any(graph is None and work.launch.route is not None for work, graph in later):
                 self._launch_on(side)
         except BaseException:
             self.finish()
@@ -121,8 +121,8 @@ class QueuedStep:
     def counted(self) -> None:
         """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
         assert self.last is not None, "it was launched"
-        pending = Pending(self.last, self._updates, self._versions.counters)
-        self._updates, self._pending, self.total = (), pending, self.last.total  # all at once, or nothing
+        pending = Pending(self.last, self._works, self._versions.counters)
+        self._works, self._pending, self.total = (), pending, self.last.total  # all at once, or nothing
 
     def start(self) -> None:
         """On a GPU, launch what :meth:`launch` has left for later, behind what the gradients' stream was given by then.
@@ -142,21 +142,21 @@ class QueuedStep:
     def _launch_on(self, side: torch.cuda.Stream) -> None:
         """Queue all launches on a stream, each with an event behind it."""
         later, total, events, spare = list[tuple[Work, StagedGraph | None]](), self.total, list[Event](), self._spare
-        for update, _ in self._later:
-            update.sweep.begun = False
+        for work, _ in self._later:
+            work.launch.sweep.begun = False
         try:
             later, self._later = self._later, []
             if not later:  # a signal handler has just waited for it
                 return
             self.total = 0  # nobody can wait for what is not launched yet
-            for update, _ in later:
-                update.check_slots()  # of all, before the first is launched
+            for work, _ in later:
+                work.check_slots()  # of all, before the first is launched
             with torch.cuda.stream(side):
-                for update, graph in later:
-                    if graph is not None and update.launch_graph(graph):
+                for work, graph in later:
+                    if graph is not None and work.launch_graph(graph):
                         events += graph.fences
                         continue
-                    with contextlib.closing(update.passes(self._arenas, whole=graph is not None)) as launches:
+                    with contextlib.closing(work.passes(self._arenas, whole=graph is not None)) as launches:
                         for _ in launches:  # to close it brings fetched pages back
                             spare += [Event(side.device_index) for _ in range(len(spare), len(events) + 1)]
                             events.append(spare[len(events)])
@@ -165,13 +165,14 @@ class QueuedStep:
                 raise RuntimeError("a signal handler has waited for a step that was being launched")
             self._events, self.total = events, total
         except BaseException:
-            if not self._dropped and not any(update.sweep.begun for update, _ in later):
+            if not self._dropped and not any(work.launch.sweep.begun for work, _ in later):
                 self._later, self.total = later or self._later, total
             elif not torch.cuda.is_current_stream_capturing():
                 torch.cuda.current_stream(side.device).wait_stream(side)
                 self._owner.wait_stream(side)
-            for update, _ in later if self._pending is not _NOTHING else ():
-                update.sweep.begun = True  # the step is counted: where step() itself has come here, state is damaged
+            for work, _ in later if self._pending is not _NOTHING else ():
+                # The step is counted: where step() itself has come here, state is damaged.
+                work.launch.sweep.begun = True
             raise
 
     @property
@@ -298,7 +299,7 @@ class QueuedStep:
 
     def _drop(self) -> None:
         """Give back all that is kept alive."""
-        self._launches, self._later, self._updates, self._dropped = None, [], (), True
+        self._launches, self._later, self._works, self._dropped = None, [], (), True
         self._pending.let_go(0, self._pending.last.total)
         self._pending.state.clear()
 
@@ -311,10 +312,10 @@ class QueuedStep:
             launches.close()  # brings fetched pages back
 
 
-def _launches(updates: Sequence[Work], arenas: Sequence[Arena]) -> Generator[None]:
+def _launches(works: Sequence[Work], arenas: Sequence[Arena]) -> Generator[None]:
     """Carry out all updates; yield behind each launch."""
-    for update in updates:
-        yield from update.passes(arenas)
+    for work in works:
+        yield from work.passes(arenas)
 
 
 def _current(side: torch.cuda.Stream) -> int:

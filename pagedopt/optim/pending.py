@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from ...system.compare_tensors import identities
-from ..launch import Work
+from ..system.compare_tensors import identities
+from .launch import Work
 
 #: For each update, the indices of the parameters of each of its launches.
 Rows = Sequence[Sequence[Sequence[int]]]
@@ -60,11 +60,11 @@ class LastLaunches:
             may end in the middle of a parameter.
     """
 
-    def __init__(self, made_for: tuple[Any, ...], updates: Sequence[Work], rows: Rows) -> None:
+    def __init__(self, made_for: tuple[Any, ...], works: Sequence[Work], rows: Rows) -> None:
         self._made_for = made_for
         last, begins = dict[int, tuple[int, int]](), dict[int, int]()  # by id: last launch and place; first launch
-        params, grads = _params(updates), _grads(updates)
-        firsts = accumulate((len(update.seen) // 2 for update in updates), initial=0)
+        params, grads = _params(works), _grads(works)
+        firsts = accumulate((len(work.seen) // 2 for work in works), initial=0)
         launches = [[first + i for i in launch] for first, each in zip(firsts, rows, strict=False) for launch in each]
         for number, launch in enumerate(launches):
             for place in launch:
@@ -80,29 +80,29 @@ class LastLaunches:
         self.touched = [*accumulate(touched, max)]
 
     @classmethod
-    def of(cls, updates: Sequence[Work], rows: Rows, before: LastLaunches | None) -> LastLaunches:
+    def of(cls, works: Sequence[Work], rows: Rows, before: LastLaunches | None) -> LastLaunches:
         """Return that of a step; ``before`` if it serves.
 
         Args:
-            updates: what the step does.
+            works: what the step does.
             rows: the parameters of its launches.
             before: that of a step before it.
         """
-        params = _params(updates)
+        params = _params(works)
         there = [p for p in params if p is not None]
-        made_for = [*rows], [update.absent for update in updates], identities(params), [*map(_address, there)]
-        return before if before is not None and before._made_for == made_for else cls(made_for, updates, rows)
+        made_for = [*rows], [work.absent for work in works], identities(params), [*map(_address, there)]
+        return before if before is not None and before._made_for == made_for else cls(made_for, works, rows)
 
     def pick(self, items: Sequence[Any]) -> list[Any]:
         """Return, in the order of :attr:`numbers`, the items of parameters, given one for each row of all updates."""
         return [items[place] for place in self._places]
 
-    def keep_memory_for(self, side: torch.cuda.Stream, updates: Sequence[Work]) -> None:
+    def keep_memory_for(self, side: torch.cuda.Stream, works: Sequence[Work]) -> None:
         """Let the allocator reuse no memory of parameters, should it be freed, before a stream is done with it.
 
         Gradients are left out: they are new in each step, and their memory would come back late.
         """
-        for param in self.pick(_params(updates)):
+        for param in self.pick(_params(works)):
             param.record_stream(side)
 
 
@@ -118,7 +118,7 @@ class Pending:
 
     Args:
         last: the launches of the step; not changed.
-        updates: what the step does.
+        works: what the step does.
         counters: tensors that share their versions with state.
 
     Attributes:
@@ -126,13 +126,13 @@ class Pending:
         state: kept alive, as launches may run when it is replaced; not launch by launch.
     """
 
-    def __init__(self, last: LastLaunches, updates: Sequence[Work], counters: Sequence[torch.Tensor]) -> None:
+    def __init__(self, last: LastLaunches, works: Sequence[Work], counters: Sequence[torch.Tensor]) -> None:
         self.last = last
-        params, grads = last.pick(_params(updates)), last.pick(_grads(updates))
+        params, grads = last.pick(_params(works)), last.pick(_grads(works))
         storages, read = [*map(_storage, params)], [*map(_storage, grads)]
         #: One item of each list for a parameter.
         self._kept: tuple[list[Any], ...] = params, grads, storages, read
-        self.state: list[Any] = [t for update in updates for t in update.tensors[len(update.seen) :]]
+        self.state: list[Any] = [t for work in works for t in work.tensors[len(work.seen) :]]
         self._counters = [*counters]
         #: What is the same until an update, and what was done in words if it is not.
         self._looks = [
@@ -192,9 +192,9 @@ class Pending:
 LOOKS = memory_of, cannot_be_told, addresses_in, LastLaunches.of, Pending.__init__, Pending.misuse
 
 
-def _params(updates: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
-    return (*chain.from_iterable(update.tensors[: len(update.seen) // 2] for update in updates),)
+def _params(works: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
+    return (*chain.from_iterable(work.tensors[: len(work.seen) // 2] for work in works),)
 
 
-def _grads(updates: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
-    return (*chain.from_iterable(update.tensors[(n := len(update.seen) // 2) : 2 * n] for update in updates),)
+def _grads(works: Iterable[Work]) -> tuple[torch.Tensor | None, ...]:
+    return (*chain.from_iterable(work.tensors[(n := len(work.seen) // 2) : 2 * n] for work in works),)

@@ -1,1 +1,0 @@
-"""One optimizer step: its parameters, hyperparameters and launches, and what has changed since the last step."""
