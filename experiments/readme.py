@@ -234,8 +234,9 @@ def numbers(results: Results) -> str:
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", *RIVAL_PACKAGES))
     return (
         f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
-        f"Llama's shapes,\nblocks computed again in the backward, batches of {ours['batch']} x {ours['tokens']:,} "
-        f"tokens.\n\n{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
+        f"Llama's shapes,\nrounded to nearest, blocks computed again in the backward, "
+        f"batches of {ours['batch']} x {ours['tokens']:,} tokens.\n\n"
+        f"{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
         f"{share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
         f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
         f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "

@@ -81,8 +81,8 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
 
 def test_there_are_as_many_as_before() -> None:
     assert len(blocks("README.md")) == 1
-    assert len(blocks("notes/usage.md")) == 7
-    assert len(blocks("notes/migrating.md")) == 4
+    assert len(blocks("notes/usage.md")) == 8
+    assert len(blocks("notes/migrating.md")) == 5
     assert len(blocks("notes/hiding.md")) == 1
 
 

@@ -23,7 +23,7 @@ import torch
 from experiments.child import only
 from experiments.lab import Column, Page, Row, Rows, Run, formatted, last_line, ms, over, ratio, spread_ms
 from experiments.pictures import BLUE, Lines
-from experiments.works.finetunes import BACKWARD, RESIDENT, WAYS, Finetune
+from experiments.works.finetunes import BACKWARD, PLUS_8, RESIDENT, WAYS, Finetune
 from experiments.works.llama import SEVEN, TOY, Shape, batches, described, made
 from pagedopt.common.units import parse_bytes, text_of_bytes
 from pagedopt.system.look import compiled_look
@@ -135,7 +135,7 @@ def derive(rows: Rows) -> Rows:
     found = Rows()
     for group in Rows(sorted(rows, key=order)).groups("numel", "card", "batch"):
         done = Rows(row for row in group if not row["ended"])
-        resident = (done.first(case=RESIDENT) or {}).get("time")
+        resident, backward = ((done.first(case=case) or {}).get("time") for case in (RESIDENT, BACKWARD))
         last = min((len(row["losses"]) for row in done), default=0) - 1
         for row in group:
             found.append({**row, "name": WAYS[row["case"]].name, "clock": "wall", "drawn": False})
@@ -147,6 +147,8 @@ def derive(rows: Rows) -> Rows:
                     **{name: row[name] and row[name] / GIB for name in ("taken", "allocated")},
                     "drawn": row["taken"] is not None and not row["card"],
                 }  # fmt: skip
+                if row["case"] == PLUS_8:
+                    found[-1]["of_backward"] = over(row["time"], backward)
     return found
 
 
@@ -232,3 +234,6 @@ def report(page: Page, rows: Rows) -> None:
     ):
         page.bar(f"batch {batch}, within the backward: {what}", rows.where(batch=batch, **WITHIN), column,
             at_most=most, unit=unit)  # fmt: skip
+    if eight := rows.where(**{**WITHIN, "case": PLUS_8, "batch": 4}):
+        page.bar("batch 4, bfloat16+8: over the same without", eight, "of_backward", at_most=1.12, unit="x")
+        page.bar("batch 4, bfloat16+8: memory of the card", eight, "taken", at_most=19.0, unit="GiB")

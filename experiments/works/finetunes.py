@@ -82,9 +82,9 @@ def in_hooks(make: Make, after: Callable[[Any], None] | None = None) -> Callable
     return start
 
 
-def ours(params: Iterable[nn.Parameter]) -> PagedAdamW:
+def ours(params: Iterable[nn.Parameter], **options: Any) -> PagedAdamW:
     """State in 8 bits, all of it on the host."""
-    return PagedAdamW(params, state_format="int8", device_budget=0, **LEARNING)
+    return PagedAdamW(params, state_format="int8", device_budget=0, **options, **LEARNING)
 
 
 def bitsandbytes(params: Iterable[nn.Parameter]) -> Any:
@@ -137,13 +137,25 @@ def torch_fused(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, fused=True, **LEARNING)
 
 
-RESIDENT, BACKWARD = "resident", "backward"
+def drawn(params: Iterable[nn.Parameter]) -> PagedAdamW:
+    """Parameters are rounded at random."""
+    return ours(params, param_rounding="stochastic")
+
+
+def plus_8(params: Iterable[nn.Parameter]) -> PagedAdamW:
+    """Parameters have 8 more bits, on the host beside state."""
+    return ours(params, param_format="bfloat16+8")
+
+
+RESIDENT, BACKWARD, PLUS_8 = "resident", "backward", "plus_8"
 WAYS: dict[str, Way] = {
     RESIDENT: Way("torch fused", behind(torch_fused), GRAY),
     "torch_hooks": Way("torch fused, one a parameter, in hooks", in_hooks(torch_fused), GRAY),
     "host": Way("PagedAdamW, 8 bits on the host", behind(ours), BLUE),
     "forward": Way('PagedAdamW, attach(overlap="forward")', behind(ours, "forward"), BLUE),
     BACKWARD: Way('PagedAdamW, attach(overlap="backward")', behind(ours, BACKWARD), BLUE),
+    "stochastic": Way("the same, parameters rounded at random", behind(drawn, BACKWARD), BLUE),
+    PLUS_8: Way('the same, param_format="bfloat16+8"', behind(plus_8, BACKWARD), BLUE),
     "hooks": Way("PagedAdamW, one a parameter, in hooks", in_hooks(ours), BLUE),
     "torchtune": Way("torchtune's recipe", with_room(in_hooks(bitsandbytes)), ORANGE, "bitsandbytes"),
     "torchtune_out": Way(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from ..common.similar_names import near
-from ..formats.names import NAMES
+from ..formats.names import NAMES, PARAM_FORMAT_NAMES
 
 #: A unit that the shell separated from its number, as in ``--budget 8 GiB``.
 UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)
@@ -25,6 +25,10 @@ STATE_FORMAT = (
     f"how state is stored: {any_of(NAMES)}. int8 takes 8 bits an element and a float32 for each 256; state of "
     "parameters below 4,096 elements is float32 then. float16 is refused for second moments, unless parameters are "
     "float16, too"
+)
+PARAM_FORMAT = (
+    f"how parameters are stored: {any_of(PARAM_FORMAT_NAMES)}, in bfloat16, and beside them, as state, the 16 bits "
+    "that they have lost of a float32, or the upper 8 of these"
 )
 BUDGET = (
     "how much state may stay on the device (if parameters are on a CPU: in RAM), as 2GiB, 500MB, 25%% of the state or "
@@ -65,4 +69,4 @@ class Parser(argparse.ArgumentParser):
         return message + "".join(near(name, known) for name in dict.fromkeys(unknown))
 
 
-__all__ = ["BUDGET", "PLACEMENT", "STATE_FORMAT", "Parser", "any_of"]
+__all__ = ["BUDGET", "PARAM_FORMAT", "PLACEMENT", "STATE_FORMAT", "Parser", "any_of"]

@@ -33,7 +33,7 @@ from ..formats.names import NUMBER_NAMES
 from ..optim.registry import RULE_NAMES
 from ..planning.sizes import SIZES
 from .errors import UsageError
-from .parser import BUDGET, PLACEMENT, STATE_FORMAT, any_of
+from .parser import BUDGET, PARAM_FORMAT, PLACEMENT, STATE_FORMAT, any_of
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
 
@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = f"dtype of parameters and gradients: {any_of(NUMBER_NAMES)}; default: the files' own, else float32"
     how.add_argument("--param-dtype", metavar="NAME", help=text)
     how.add_argument("--state-format", metavar="NAME", help=f"{STATE_FORMAT}; default: as the parameters")
+    how.add_argument("--param-format", metavar="NAME", help=f"{PARAM_FORMAT}; default: --param-dtype alone")
     how.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="where parameters are; default: cuda")
     ask = parser.add_argument_group("which budgets to add to the table (each of these adds a row, which is marked)")
     ask.add_argument("--budget", "--device-budget", metavar="BYTES", help=BUDGET)

@@ -34,7 +34,8 @@ NARROW: dict[str, Any] = {"param_dtype": "bfloat16", "state_format": "int8"}
 LIMITS = "(no clipping, one backward a step)"
 WITHIN = "optimizer.attach(model, overlap='backward')"
 #: An option in a message of the library.
-OPTION = re.compile(r"\b(?:device_)?(budget|host_access|state_format|param_dtype|placement|rule)(?: is |=)")
+OPTIONS = "budget|host_access|state_format|param_dtype|param_format|placement|rule"
+OPTION = re.compile(rf"\b(?:device_)?({OPTIONS})(?: is |=)")
 
 
 class Plan(NamedTuple):
@@ -72,8 +73,9 @@ def plan(args: argparse.Namespace, rates: Rates, room: dict[str, int]) -> Plan:
     ``room`` is what is free here; with --card it is that card's instead.
     """
     planned = functools.partial(
-        estimate, model(args), rule=args.rule, param_dtype=args.param_dtype, state_format=args.state_format,
-        placement=args.placement, host_access=args.host_access, device=args.device, rates=rates,
+        estimate, model(args), rule=args.rule, param_dtype=_dtype(args), state_format=args.state_format,
+        param_format=args.param_format, placement=args.placement, host_access=args.host_access, device=args.device,
+        rates=rates,
     )  # fmt: skip
     if args.card is not None:
         room = {"host" if args.device == "cpu" else "device": parse_bytes(args.card, "--card")}
@@ -103,6 +105,12 @@ def plan(args: argparse.Namespace, rates: Rates, room: dict[str, int]) -> Plan:
     budgets = sorted({*(int(share * state) for share in SHARES), *asked})
     narrow = planned(device_budget=0, **NARROW) if args.card is not None else None
     return Plan([planned(device_budget=Budget(nbytes)) for nbytes in budgets], asked, room, narrow)
+
+
+def _dtype(args: argparse.Namespace) -> str | None:
+    """Return the parameters' dtype; None: that of files, or float32."""
+    found: str | None = args.param_dtype or ("bfloat16" if args.param_format else None)
+    return found
 
 
 def model(args: argparse.Namespace) -> Any:
@@ -144,10 +152,11 @@ def row_dict(row: Estimate, plan: Plan) -> dict[str, Any]:
 def show(plan: Plan, args: argparse.Namespace) -> None:
     """Print a plan."""
     console, row = Console(), plan.rows[0]
-    dtype = args.param_dtype or ("their own dtypes" if args.model else "float32")
+    dtype = args.param_format or args.param_dtype or ("their own dtypes" if args.model else "float32")
     size, way = f"{args.size}, " if args.size else "", f", reached {row.host_access}" if row.host_access else ""
     about = f"parameters in {dtype}: {text_of_bytes(row.param_bytes)}, gradients {text_of_bytes(row.grad_bytes)}"
-    state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {full_name(args.state_format or dtype)}"
+    stored = full_name(args.state_format or ("float32" if args.param_format else dtype))
+    state = f"{args.rule} state {text_of_bytes(row.state_bytes)} in {stored}"
     say(console, f"{size}[bold]{text_of_count(row.parameters)}[/bold] {about}")
     say(console, f"{state}; placement {row.placement}{way}")
     console.print(table(plan))

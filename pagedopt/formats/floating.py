@@ -14,6 +14,7 @@ from .choice import Choice, State
 from .format import Column, ElementFormat, Format, complexified
 from .int8 import INT8
 from .names import Name, full_name
+from .sixteen import REMAINDERS
 
 
 def _format(dtype: torch.dtype, cuda: str, numba: str, load: str, store: str) -> ElementFormat:
@@ -47,7 +48,7 @@ SINGLES: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.
 #: Names that stand for several formats.
 CHOICES: dict[str, Choice] = {INT8.name: INT8}
 #: Formats of codes whose state is loaded into every format: the names of their columns say which it is.
-ENCODED: tuple[Format, ...] = tuple(form for choice in CHOICES.values() for form in choice.formats)
+ENCODED: tuple[Format, ...] = (*(form for choice in CHOICES.values() for form in choice.formats), *REMAINDERS)
 #: A format, its name, a dtype, or None: the parameter's dtype, as in torch.  One for all state, or one per state name.
 OneFormat = Name | torch.dtype | Format | Choice | None
 StateFormat = OneFormat | Mapping[str, OneFormat]

@@ -17,7 +17,9 @@ from .text import check_text
 MAX_BLOCK = 1024
 ENTRY = 8
 #: Names that the statements for Numba may use, which columns cannot have.
-TAKEN = frozenset({"x", "live", "row", "index", "seed", "input", "np", "S", "elements", "float_of", "bits_of"})
+TAKEN = frozenset(
+    {"x", "live", "row", "index", "seed", "input", "np", "S", "elements", "float_of", "bits_of", "_numbers"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,8 @@ class Format:
 
     Rules never see it: they compute in float32 (float64 if a list asks for it).  Kernels are compiled for a rule and
     the format of each list, and cached by them, so a format must be hashable: a frozen dataclass.  Columns of zeros
-    must load as zero, because state starts as zeros.
+    must load as zero, because state starts as zeros.  A rule's first input, the parameter, may have a format, too: in a
+    table, its columns behind the first one come last (``sixteen.py`` has examples).
 
     A format with blocks, or one that needs an element's position, defines in ``cuda_text`` a struct ``cuda_type``::
 
@@ -43,16 +46,17 @@ class Format:
     multiple of 4 bytes.  ``block_max<BLOCK, WIDTH>(x)`` and ``block_sum`` reduce over the threads that share a format's
     block.
 
-    For rounding at random: ``spot.row`` is the number of the parameter in its optimizer, ``spot.index +
-    spot.offset(i)`` that of an element in the parameter, ``spot.input`` that of the list among the rule's inputs.
-    ``spot.seed`` has the optimizer's ``seed`` in its upper 32 bits and the step, counted from 1, in its lower 32; the
-    step is 0 in an optimizer that counts none.
+    For rounding at random there is ``Philox(a, b, c, d, key, other).word``, four words; ``spot.row`` is the number of
+    the parameter in its optimizer, ``spot.index + spot.offset(i)`` that of an element in the parameter, ``spot.input``
+    that of the list among the rule's inputs.  ``spot.seed`` has the optimizer's ``seed`` in its upper 32 bits and the
+    step, counted from 1, in its lower 32; the step is 0 in an optimizer that counts none.
 
-    ``numba_load`` and ``numba_store`` are statements that fill or store ``x``, the ``live`` elements of one block, from
-    index ``index`` of parameter ``row`` on, in list ``input``.  Columns are arrays under their names (``elements`` for
-    one without a name; 16-bit floats as uint16 bits) that start with the block.  Other names: ``np``, the arithmetic
-    type ``S``, ``seed``, ``float_of`` (of uint32 bits), ``bits_of`` (of a float32), the functions of rules
-    (``element_sqrt``, ``element_abs``, …), and Python's builtins.
+    ``numba_load`` and ``numba_store`` are statements that fill or store ``x``, the ``live`` elements of one block (of
+    :attr:`at_once` elements), from index ``index`` of parameter ``row`` on, in list ``input``.  Columns are arrays
+    under their names (``elements`` for one without a name; 16-bit floats as uint16 bits) that start with the block.
+    Other names: ``np``, the arithmetic type ``S``, ``seed``, ``float_of`` (of uint32 bits), ``bits_of`` (of a float32),
+    ``_numbers`` (see :class:`ElementFormat`), the functions of rules (``element_sqrt``, ``element_abs``, …), and
+    Python's builtins.
 
     Attributes:
         name: for people.
@@ -94,7 +98,8 @@ class Format:
         self._check_texts()
 
     def _check_texts(self) -> None:
-        names = {"x", "live", "row", "index", "seed", "input", "np", "S", *(c.name or "elements" for c in self.columns)}
+        columns = {column.name or "elements" for column in self.columns}
+        names = {"x", "live", "row", "index", "seed", "input", "np", "S", "_numbers", *columns}
         for name in ("numba_load", "numba_store"):
             check_text(f"format {self.name!r}: {name}", getattr(self, name), names, "exec")
 
@@ -119,6 +124,11 @@ class Format:
                 f"format {self.name!r}: zeros in all columns stand for {float(loaded[0])!r}; state begins as such, and "
                 "they must stand for 0"
             )
+
+    @property
+    def at_once(self) -> int:
+        """Elements that ``numba_load`` and ``numba_store`` take at a time: a block, or several."""
+        return self.block
 
     @property
     def plain(self) -> bool:

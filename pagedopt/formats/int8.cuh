@@ -1,24 +1,6 @@
 // State in 8 bits: a code for each element, and the largest magnitude of each block of 256 in float32. notes/int8.md
 // says why these codes; formats/int8.py has the same for Numba and torch, to the same bits.
 
-// Philox 4x32 with 10 rounds (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
-struct Philox {
-    unsigned word[4];
-    __device__ __forceinline__ Philox(unsigned a, unsigned b, unsigned c, unsigned d, unsigned key, unsigned other) {
-#pragma unroll
-        for (int round = 0; round < 10; ++round) {
-            const unsigned long long left = 0xd2511f53ull * a, right = 0xcd9e8d57ull * c;
-            a = (unsigned)(right >> 32) ^ b ^ key;
-            c = (unsigned)(left >> 32) ^ d ^ other;
-            b = (unsigned)right;
-            d = (unsigned)left;
-            key += 0x9e3779b9u;
-            other += 0xbb67ae85u;
-        }
-        word[0] = a, word[1] = b, word[2] = c, word[3] = d;
-    }
-};
-
 namespace int8 {
 #ifdef __CUDACC_RTC__  // Builds for the host (tests) have functions of their own for these.
 // Roots to a few parts in a million, of 0 or a normal number: what is made of them is corrected. From 1 on the second.

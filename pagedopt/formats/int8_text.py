@@ -94,9 +94,42 @@ _BETWEEN_4 = """\
         odd = np.float32(2) * low + np.float32(1)
         step = odd * (np.float32(2) * square + odd)
 """
-# Philox 4x32 with 10 rounds, of 32 counters at once: a loop over arrays becomes one over vectors.  The first pass draws
-# the upper 16 bits of each element's u, beside lower ones that are all ones: what is lifted then is lifted whatever
-# they are.  Where others are near, a second pass draws them.  All is in one array: each takes as long as 40 elements.
+# Philox 4x32 with 10 rounds, of the 32 counters of a block of 256 elements at once: a loop over arrays becomes one over
+# vectors.  `parts`, a view as float32 of the 640 `words`, gets 16 random bits for each element from 256 * again on.
+DRAW = """\
+for lane in range(32):
+    position = block + np.uint64(lane)
+    words[512 + lane] = np.uint32(position & np.uint64(0xFFFFFFFF))
+    words[544 + lane] = np.uint32(position >> np.uint64(32)) | np.uint32(again << 31)
+    words[576 + lane] = when
+    words[608 + lane] = np.uint32(row)
+key = np.uint32(seed >> 32)
+other = np.uint32(input // 2)
+for turn in range(10):
+    for lane in range(32):
+        left = np.uint64(0xD2511F53) * np.uint64(words[512 + lane])
+        right = np.uint64(0xCD9E8D57) * np.uint64(words[576 + lane])
+        words[512 + lane] = np.uint32(right >> np.uint64(32)) ^ words[544 + lane] ^ key
+        words[576 + lane] = np.uint32(left >> np.uint64(32)) ^ words[608 + lane] ^ other
+        words[544 + lane] = np.uint32(right & np.uint64(0xFFFFFFFF))
+        words[608 + lane] = np.uint32(left & np.uint64(0xFFFFFFFF))
+    key = np.uint32((np.uint64(key) + np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF))
+    other = np.uint32((np.uint64(other) + np.uint64(0xBB67AE85)) & np.uint64(0xFFFFFFFF))
+for half in range(2):
+    for lane in range(32):
+        one, two = words[512 + 64 * half + lane], words[544 + 64 * half + lane]
+        if swapped:
+            one = ((one >> np.uint32(8)) & np.uint32(0xFF00FF)) | ((one & np.uint32(0xFF00FF)) << np.uint32(8))
+            two = ((two >> np.uint32(8)) & np.uint32(0xFF00FF)) | ((two & np.uint32(0xFF00FF)) << np.uint32(8))
+        at = 256 * again + 128 * half + 4 * lane
+        parts[at] = np.float32(np.int32(one & np.uint32(0xFFFF)))
+        parts[at + 1] = np.float32(np.int32(one >> np.uint32(16)))
+        parts[at + 2] = np.float32(np.int32(two & np.uint32(0xFFFF)))
+        parts[at + 3] = np.float32(np.int32(two >> np.uint32(16)))
+"""
+# The first pass draws the upper 16 bits of each element's u, beside lower ones that are all ones: what is lifted then
+# is lifted whatever they are.  Where others are near, a second pass draws them.  All is in one array: each takes as
+# long as 40 elements.
 _AT_RANDOM = """
 scale = np.float32({whole}) / largest
 if scale * largest < np.float32({whole}):
@@ -110,35 +143,7 @@ for i in range(256):
 block = np.uint64(index) // np.uint64(256) * np.uint64(32)
 swapped = input % 2 == 0
 for again in range(2):
-    for lane in range(32):
-        position = block + np.uint64(lane)
-        words[512 + lane] = np.uint32(position & np.uint64(0xFFFFFFFF))
-        words[544 + lane] = np.uint32(position >> np.uint64(32)) | np.uint32(again << 31)
-        words[576 + lane] = when
-        words[608 + lane] = np.uint32(row)
-    key = np.uint32(seed >> 32)
-    other = np.uint32(input // 2)
-    for turn in range(10):
-        for lane in range(32):
-            left = np.uint64(0xD2511F53) * np.uint64(words[512 + lane])
-            right = np.uint64(0xCD9E8D57) * np.uint64(words[576 + lane])
-            words[512 + lane] = np.uint32(right >> np.uint64(32)) ^ words[544 + lane] ^ key
-            words[576 + lane] = np.uint32(left >> np.uint64(32)) ^ words[608 + lane] ^ other
-            words[544 + lane] = np.uint32(right & np.uint64(0xFFFFFFFF))
-            words[608 + lane] = np.uint32(left & np.uint64(0xFFFFFFFF))
-        key = np.uint32((np.uint64(key) + np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF))
-        other = np.uint32((np.uint64(other) + np.uint64(0xBB67AE85)) & np.uint64(0xFFFFFFFF))
-    for half in range(2):
-        for lane in range(32):
-            one, two = words[512 + 64 * half + lane], words[544 + 64 * half + lane]
-            if swapped:
-                one = ((one >> np.uint32(8)) & np.uint32(0xFF00FF)) | ((one & np.uint32(0xFF00FF)) << np.uint32(8))
-                two = ((two >> np.uint32(8)) & np.uint32(0xFF00FF)) | ((two & np.uint32(0xFF00FF)) << np.uint32(8))
-            at = 256 * again + 128 * half + 4 * lane
-            parts[at] = np.float32(np.int32(one & np.uint32(0xFFFF)))
-            parts[at + 1] = np.float32(np.int32(one >> np.uint32(16)))
-            parts[at + 2] = np.float32(np.int32(two & np.uint32(0xFFFF)))
-            parts[at + 3] = np.float32(np.int32(two >> np.uint32(16)))
+{draw}
     near = np.uint32(0)
     for i in range(live):
 {between}
@@ -186,5 +191,6 @@ def store(root: int, how: How) -> str:
     text = texts.nearest
     if how != "nearest":
         when = _BY_STEP if how == "by step" else _BY_DATA
-        text = _AT_RANDOM.format(whole=texts.whole, between=texts.between, put=texts.put, when=when)
+        draw = textwrap.indent(DRAW.rstrip(), "    ")
+        text = _AT_RANDOM.format(whole=texts.whole, draw=draw, between=texts.between, put=texts.put, when=when)
     return _ABSMAX.format(codes=codes) + text + _NOT_FINITE.format(codes=codes, code=texts.not_finite)

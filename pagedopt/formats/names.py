@@ -8,10 +8,15 @@ NumberName = Literal["float32", "bfloat16", "float16", "float64"]
 ChoiceName = Literal["int8"]
 ShortName = Literal["fp32", "bf16", "fp16", "half", "fp64", "float", "double", "8bit"]
 Name = NumberName | ChoiceName | ShortName
+#: How parameters of 16 bits are stored beside what they have lost, and how they are rounded.
+ParamFormatName = Literal["bfloat16+16", "bfloat16+8"]
+ParamFormat = ParamFormatName | None
+ParamRounding = Literal["nearest", "stochastic"]
 
 #: Formats of plain numbers, and names that stand for several formats.
 NUMBER_NAMES: tuple[str, ...] = get_args(NumberName)
 CHOICE_NAMES: tuple[str, ...] = get_args(ChoiceName)
+PARAM_FORMAT_NAMES: tuple[str, ...] = get_args(ParamFormatName)
 NAMES = (*NUMBER_NAMES, *CHOICE_NAMES)
 #: Short names, with the full ones.
 SHORT: dict[str, str] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64",

@@ -11,6 +11,7 @@ constexpr int QUAD = 4;
 // at + offset(i) in the row, and at index + offset(i) in the parameter.
 struct Spot {
     const word* columns;  // addresses of the format's columns
+    int skipped;          // words between the first and the second of them: those of all other lists, for a parameter
     long long at;         // index of the first element in the row
     int live;             // number of elements; fewer than WIDTH at the end of the row
     int next;             // how much further the thread's next elements are
@@ -19,7 +20,14 @@ struct Spot {
     long long row;        // number of the parameter in its optimizer
     long long index;      // index of the first element in the parameter
     unsigned long long seed;  // the optimizer's seed in the upper half, the step in the lower one
-    template <class T> __device__ T* column(int i) const { return (T*)columns[i]; }
+    template <class T> __device__ T* column(int i) const { return (T*)columns[i ? i + skipped : 0]; }
+    // The same place in the columns from the second on.
+    __device__ Spot behind() const {
+        Spot spot = *this;
+        spot.columns += 1 + skipped;
+        spot.skipped = 0;
+        return spot;
+    }
     static __device__ constexpr int offset(int i) { return i / QUAD * (32 * QUAD) + i % QUAD; }
 };
 
@@ -97,12 +105,15 @@ template <class T> struct Element<Plain<T>> { typedef T type; };
 template <class F> struct Aligned { static constexpr int bytes = 4; };
 template <class T> struct Aligned<Plain<T>> { static constexpr int bytes = alignof(Pack<T, QUAD>); };
 
-template <class... F> __device__ __forceinline__ bool all_aligned(const word* address) {
+// Columns stand list by list; but of the first list, the parameter, all columns but one come last.
+template <class First, class... Rest> __device__ __forceinline__ bool all_aligned(const word* address) {
     bool all = true;
     const auto check = [&](int columns, int bytes) {
         for (; columns; --columns) all = all && *address++ % bytes == 0;
     };
-    (check(F::columns, Aligned<F>::bytes), ...);
+    check(1, Aligned<First>::bytes);
+    (check(Rest::columns, Aligned<Rest>::bytes), ...);
+    check(First::columns - 1, Aligned<First>::bytes);
     return all;
 }
 
@@ -112,12 +123,13 @@ __device__ __forceinline__ void load_all(S (&in)[WIDTH][Rule::lists], Spot spot)
     if constexpr ((Rule::reads >> LIST) & 1) {
         S x[WIDTH] = {};
         spot.input = LIST;
+        spot.skipped = LIST ? 0 : (0 + ... + Rest::columns);
         F::template load<S, WIDTH>(x, spot);
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) in[i][LIST] = x[i];
     }
     if constexpr (sizeof...(Rest) > 0) {
-        spot.columns += F::columns;
+        spot.columns += LIST ? F::columns : 1;
         load_all<LIST + 1, Rule, S, WIDTH, Rest...>(in, spot);
     }
 }
@@ -129,10 +141,11 @@ __device__ __forceinline__ void store_all(const S (&out)[WIDTH][Rule::outputs], 
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) x[i] = i < spot.live ? out[i][Rule::output_of(LIST)] : S(0);
         spot.input = LIST;
+        spot.skipped = LIST ? 0 : (0 + ... + Rest::columns);
         F::template store<S, WIDTH>(x, spot);
     }
     if constexpr (sizeof...(Rest) > 0) {
-        spot.columns += F::columns;
+        spot.columns += LIST ? F::columns : 1;
         store_all<LIST + 1, Rule, S, WIDTH, Rest...>(out, spot);
     }
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ..tables.storage import POSITION_WORDS, Column, StorageFormat
+from ..tables.storage import POSITION_WORDS, Column, StorageFormat, words_of
 from . import team
 from .kernel_rule import KernelRule
 from .source import arithmetic
@@ -102,11 +102,11 @@ def {name}({arguments}):
 
 def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool) -> str:
     """Do the same as :func:`source` for formats with blocks: load each block into an array, update it, and store it."""
-    block = max(f.block for f in formats)
+    block = max(f.at_once for f in formats)
     found: list[list[str]] = [[] for _ in range(6)]
     arrays, loads, stores, before, after, functions = found
-    word = 0  # of a row: the address of the format's first column
-    for i, form in enumerate(formats):
+    words = words_of([len(f.columns) for f in formats])
+    for i, (form, (word, *_)) in enumerate(zip(formats, words, strict=True)):
         if form.plain:
             arrays.append(_array(word, form.columns[0], form.numba_type))
             # A slice from 0 on: with an index that may be negative the loop would not become one over vectors.
@@ -114,23 +114,24 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scal
             loads.append(form.numba_load.format(f"_q{word}[_i]"))
             stores.append(f"_q{word}[_i] = " + form.numba_store)
         else:
-            arrays += [_array(word + j, column, _entry_type(column)) for j, column in enumerate(form.columns)]
+            columns = [*zip(words[i], form.columns, strict=True)]
+            arrays += [_array(at, column, _entry_type(column)) for at, column in columns]
             arrays.append(f"_x{i} = _np.zeros({block}, S)")
             loads.append(f"_x{i}[_i]")
             stores.append(f"_x{i}[_i] = S({{}})")
             if i in rule.reads:
                 functions.append(_block_function(f"_load{i}", form, form.numba_load))
-                before += _block_calls(f"_load{i}", i, word, form)
+                before += _block_calls(f"_load{i}", i, words[i], form)
             if i in rule.writes:
                 functions.append(_block_function(f"_store{i}", form, form.numba_store))
-                after += _block_calls(f"_store{i}", i, word, form)
-        word += len(form.columns)
-    lists = word + POSITION_WORDS
+                after += _block_calls(f"_store{i}", i, words[i], form)
+    place = sum(map(len, words))
+    lists = place + POSITION_WORDS
     if scaled:
         loads[_GRAD] = f"({loads[_GRAD]}) * _factor"
     lines = [
         *_uniforms(rule, lists, scaled),
-        f"_parameter, _index = _rows[_row, {word}], _rows[_row, {word + 1}] + _offset",
+        f"_parameter, _index = _rows[_row, {place}], _rows[_row, {place + 1}] + _offset",
         f"_seed = int(_scalars[_rows[_row, {lists + 1}], {rule.uniform_count + scaled}])",
         *arrays,
         f"for _b in range(0, _numel, {block}):",
@@ -154,14 +155,14 @@ def _block_function(name: str, form: StorageFormat, text: str) -> str:
     return _BLOCK_FUNCTION.format(name=name, arguments=arguments, body=body)
 
 
-def _block_calls(name: str, i: int, word: int, form: StorageFormat) -> list[str]:
+def _block_calls(name: str, i: int, words: list[int], form: StorageFormat) -> list[str]:
     """Return statements that call a format's function for each of its blocks among the elements from ``_b`` on."""
     columns = [
-        f"_p{word + j}[_b + _k :]" if c.per == 1 else f"_p{word + j}[(_b + _k) // {c.per} :]"
-        for j, c in enumerate(form.columns)
+        f"_p{word}[_b + _k :]" if c.per == 1 else f"_p{word}[(_b + _k) // {c.per} :]"
+        for word, c in zip(words, form.columns, strict=True)
     ]
-    where = f"min({form.block}, _live - _k), _parameter, _index + _b + _k, _seed, {i}"
-    return [f"for _k in range(0, _live, {form.block}):", f"    {name}(_x{i}[_k:], {', '.join(columns)}, {where})"]
+    where = f"min({form.at_once}, _live - _k), _parameter, _index + _b + _k, _seed, {i}"
+    return [f"for _k in range(0, _live, {form.at_once}):", f"    {name}(_x{i}[_k:], {', '.join(columns)}, {where})"]
 
 
 _SUMS_LINES = """\

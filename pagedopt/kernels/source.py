@@ -38,7 +38,7 @@ def text(
     """
     files = ["device.cuh", "numbers.cuh", "table.cuh"]
     files += [kernel] if kernel not in _WITH_FACTOR else ["factor.cuh", kernel]
-    files += [] if all(f.plain for f in formats) else ["blocks.cu"]
+    files += [] if all(f.plain for f in formats) else ["philox.cuh", "blocks.cu"]
     parts = [_file(name) for name in (files if not scaled else [*files, "factor.cuh", "factor.cu"])]
     own = {f.cuda_text: f for f in formats if f.cuda_text}
     parts += [f'#line 1 "format {f.name}"\n{body}' for body, f in own.items()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from ..rules.rule import Rule, check_rule
 from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
+from ..tables.storage import words_of
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
 from .factor import Factor
@@ -37,7 +37,8 @@ class Sweep:
     Args:
         rule: what happens to one element.
         lists: for each of the rule's inputs, the tensors (on one device, one dtype per list).  ``None`` entries are
-            absent tensors, whose row is skipped.  With ``formats``: for each column of each input.
+            absent tensors, whose row is skipped.  With ``formats``: for each column of each input; of the first input,
+            columns behind its first one come last.
         formats: how each of the rule's inputs is stored; None, for one or for all: as plain numbers of its dtype.
         transport: how the table reaches a CUDA kernel: a name, a class (:class:`pagedopt.transports.Transport`), or an
             object of one to share.  Not used on a CPU.
@@ -45,7 +46,8 @@ class Sweep:
         geometry: how to cut the work; left out: chosen from the sizes.
         rows: which parts of the tensors are the rows of the table (see :class:`~pagedopt.tables.pointers.Rows`).
         blocks: at most this many thread blocks per launch; left out: one per chunk.
-        numbers: of the tensors, for formats that round at random; left out: their indices.
+        numbers, firsts: for formats that round at random: of the tensors; and where each tensor's first element stands
+            in its parameter.  Left out: their indices; at 0.
         factor: by what gradients, the rule's second input, are multiplied; None: they are taken as they are.
 
     Raises:
@@ -69,6 +71,7 @@ class Sweep:
         rows: Rows | None = None,
         blocks: int | None = None,
         numbers: Sequence[int] | None = None,
+        firsts: Sequence[int] | None = None,
         factor: Factor | None = None,
     ) -> None:
         check_rule(rule)
@@ -92,6 +95,7 @@ class Sweep:
             per=self.stored.per,
             places=self.stored.by_position,
             numbers=numbers,
+            firsts=firsts,
             per_thread=self.stored.per_thread,
         )
         self.stored.check_geometry(self.table.host.geometry)
@@ -355,7 +359,7 @@ class Stored:
 
     Attributes:
         given: those formats; None for plain numbers, whose format follows from the tensors' dtype.
-        keys: the names of all columns, in the order of the table.
+        keys: the names of all columns, in the order of the table (:func:`~pagedopt.tables.storage.words_of`).
         per: for each column, how many elements share an entry.
         writes: indices of the columns that are overwritten.
         by_position: whether a format needs the index of an element in its tensor.
@@ -380,10 +384,14 @@ class Stored:
                     "after another"
                 )
         columns = [f.columns if f else FLOAT32.columns for f in self.given]
-        ends = list(itertools.accumulate(map(len, columns)))
-        self.keys = tuple(c.key(name) for name, each in zip(rule.inputs, columns, strict=True) for c in each)
-        self.per = tuple([c.per for each in columns for c in each])
-        self.writes = tuple(j for i in rule.writes for j in range(ends[i] - len(columns[i]), ends[i]))
+        self._words = words_of([*map(len, columns)])
+        found = {
+            word: (column.key(name), column.per)
+            for name, each, words in zip(rule.inputs, columns, self._words, strict=True)
+            for column, word in zip(each, words, strict=True)
+        }
+        self.keys, self.per = zip(*[found[word] for word in range(len(found))], strict=True)
+        self.writes = tuple([word for i in rule.writes for word in self._words[i]])
         self.by_position = any(f is not None and not f.plain for f in self.given)
         self.per_thread = width([f or FLOAT32 for f in self.given])
         self._of: tuple[list[torch.dtype | None], tuple[Format, ...]] | None = None
@@ -396,15 +404,13 @@ class Stored:
         """
         known = self._of  # read once: another thread may replace it
         if known is None or known[0] != dtypes:
-            rest = iter(zip(self.keys, dtypes, strict=True))
             found: list[Format] = []
-            for name, form in zip(self._inputs, self.given, strict=True):
+            for name, form, words in zip(self._inputs, self.given, self._words, strict=True):
                 if form is None:
-                    _, dtype = next(rest)
-                    found.append(of_dtype(dtype or torch.float32, name))
+                    found.append(of_dtype(dtypes[words[0]] or torch.float32, name))
                 else:
-                    for column, (key, dtype) in zip(form.columns, rest, strict=False):
-                        _check_dtype(form, column, key, dtype)
+                    for column, word in zip(form.columns, words, strict=True):
+                        _check_dtype(form, column, self.keys[word], dtypes[word])
                     found.append(form)
             known = self._of = list(dtypes), tuple(found)
         return known[1]

@@ -9,6 +9,7 @@ import torch
 
 from ..formats.floating import NUMBERS, columns_of
 from ..formats.format import MAX_BLOCK, Column, Format
+from ..formats.sixteen import PARAM
 from ..placements.state import Wanted
 from ..placements.store import Store
 from ..tables.tensors import dense_like, like_shard, local, misfit, same_layout, widest_first
@@ -44,6 +45,8 @@ def state_columns(
 ) -> dict[str, StateColumn]:
     """Return the columns of state ``names`` of a parameter in ``group``, by their keys in its entry, in that order.
 
+    Last comes the column of what the parameter has lost, if its format has one.
+
     Raises:
         ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
     """
@@ -51,6 +54,9 @@ def state_columns(
     for name in names:
         form = optimizer.format_of(name, p, group)
         found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
+    own = optimizer.form_of(p)
+    if own is not None and (rest := own.remainder) is not None:
+        found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)
     return found
 
 
@@ -89,6 +95,7 @@ def walked_like(columns: Mapping[str, StateColumn], entry: Mapping[str, Any], p:
 
 #: Elements converted at a time, a multiple of every format's block.
 STRETCH = 4096 * MAX_BLOCK
+HOST = torch.device("cpu")
 
 
 @torch.no_grad()
@@ -126,13 +133,15 @@ def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, val
 
 
 @torch.no_grad()
-def decode(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor) -> torch.Tensor:
+def decode(
+    form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, device: torch.device = HOST
+) -> torch.Tensor:
     """Return the values encoded in ``columns``, with the shape of ``param`` and their strides; a DTensor if it is one.
 
-    They are on the host, and decoded a stretch at a time: a device needs no room for them.
+    They are decoded a stretch at a time: on the host, another device needs no room for them.
     """
     flat, like = _flat_columns(form, columns, local(param))
-    values = torch.empty_strided(like.shape, like.stride(), dtype=form.arithmetic, device="cpu")
+    values = torch.empty_strided(like.shape, like.stride(), dtype=form.arithmetic, device=device)
     target, numel = _flat(values, like), like.numel()
     for first in range(0, numel, STRETCH):
         last = min(first + STRETCH, numel)
@@ -160,6 +169,7 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
             for name, (form, keys) in by_state(columns).items()
             if not columns[keys[0]].free and all(column in rest for column in keys)
         }
+        numbers.pop(PARAM, None)  # what a parameter has lost is no state of another optimizer
         state[key] = rest | numbers
     return {**state_dict, "state": state}
 

@@ -46,7 +46,11 @@ OPTIONS: dict[str, str] = {
     "block_size": "leave it out: a block of state_format='int8' has 256 elements",
     "min_8bit_size": "leave it out: with state_format='int8', state of parameters below 4,096 elements is float32; a "
     "parameter group with state_format='float32' exempts larger ones",
-    "bf16_stochastic_round": "it is not there: a bfloat16 parameter is rounded to nearest",
+    "bf16_stochastic_round": "write param_rounding='stochastic'",
+    "kahan_sum": "write param_format='bfloat16+16', which keeps all that bfloat16 loses, or 'bfloat16+8'",
+    "master_weights": "write param_format='bfloat16+16', which keeps what bfloat16 loses of float32",
+    "master_weight_bits": "write param_format='bfloat16+8' for 24 bits, 'bfloat16+16' for 32",
+    "store_param_remainders": "write param_format='bfloat16+16'",
     "offload_gradients": "it is not there: gradients stay where they are; device_budget=0 has all state on the host",
     "minimal_size": "leave it out: small parameters are updated in the same launch as large ones",
     "optimizer_class": "write pagedopt.PagedAdamW(params, …, device_budget=0) in place of the wrapper and its class",

@@ -12,10 +12,21 @@ import torch
 from ..formats.choice import Choice
 from ..formats.floating import chosen_format, known, of_dtype, real_dtype
 from ..formats.format import Format
+from ..formats.sixteen import PARAM, ParameterFormat
 from ..rules.rule import Rule, check_rule
 from ..system.warn import warn_once
 from ..tables.checks import DtypeError
-from ..tables.tensors import is_fake, is_partial, is_sharded, local, local_grad, misfit, placement_of, same_layout
+from ..tables.tensors import (
+    first_element,
+    is_fake,
+    is_partial,
+    is_sharded,
+    local,
+    local_grad,
+    misfit,
+    placement_of,
+    same_layout,
+)
 from ..transports.choose import DEFAULT
 from .class_checks import check_update
 from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like
@@ -49,6 +60,7 @@ class Member:
         missing: names of numbers and keys of state tensors that the entry lacks.
         moved: numbers as ``optimizer.state`` has them, where ``entry`` has copies on another device.
         blocked: whether one of its states may be stored in blocks.
+        form: the format of the parameter; None: it is plain numbers.
         again: whether the parameter is in an earlier group, too, which will have made its state.
         turn: launches run in this order.  A later occurrence of a parameter has a later turn, as in torch's loop.
     """
@@ -65,6 +77,7 @@ class Member:
     missing: Sequence[str] = ()
     moved: Mapping[str, torch.Tensor] = field(default_factory=lambda: NOTHING)
     blocked: bool = True
+    form: ParameterFormat | None = None
     again: bool = False
     turn: int = 0
 
@@ -74,15 +87,21 @@ class Member:
         return walked_like(self.columns, self.entry, self.shard) if self.blocked else self.shard
 
     @property
+    def draws(self) -> bool:
+        """Whether the parameter is rounded at random."""
+        return self.form is not None and self.form.draws
+
+    @property
     def formats(self) -> tuple[Format, ...]:
         """Formats of parameter, gradient and state as a kernel sees them; of complex numbers that of their parts.
 
         Raises:
             TypeError: no kernel takes the dtype.
         """
-        p = self.param
-        forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in self.columns.items()}
-        return (of_dtype(p.dtype, "param"), of_dtype((p if p.grad is None else p.grad).dtype, "grad"), *forms.values())
+        p, state = self.param, [(key, of) for key, of in self.columns.items() if of.name != PARAM]
+        grad = of_dtype((p if p.grad is None else p.grad).dtype, "grad")
+        forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in state}
+        return (self.form or of_dtype(p.dtype, "param"), grad, *forms.values())
 
 
 class Members(NamedTuple):
@@ -155,7 +174,10 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
         columns, blocked = columns_of(rule, group_index, p)
-        member = Member(p, group_index, rule, numbers[group_index], entry, columns, index, local(p), blocked=blocked)
+        member = Member(
+            p, group_index, rule, numbers[group_index], entry, columns, index, local(p), blocked=blocked,
+            form=optimizer.form_of(p),
+        )  # fmt: skip
         if not comes:
             if not _is_complete(optimizer, member):
                 waiting.append(index)
@@ -204,6 +226,8 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
     check_group_options(group, states or None)
     check_choices(optimizer, group, states)
     for p in group["params"]:
+        if (form := optimizer.form_of(p)) is not None and form.draws:
+            group.setdefault("seed", optimizer.seed)
         if is_fake(p):
             raise ValueError(
                 f"a parameter of shape {tuple(p.shape)} is a FakeTensor, which has no memory to update; make the "
@@ -241,6 +265,12 @@ def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, stat
         raise TypeError(
             f"a parameter of shape {tuple(p.shape)} is {placement_of(p)}: its values are sums that have not been made; "
             "redistribute() it to Replicate() or Shard()"
+        )
+    if (own := optimizer.form_of(p)) is not None and own.draws and first_element(p) is None:
+        raise ValueError(
+            f"format {own.name!r} of a parameter of shape {tuple(p.shape)} that is {placement_of(p)}: random bits are "
+            "of elements of the whole parameter, which follow each other where it is replicated, or sharded once by "
+            "its first dimension; param_format='bfloat16+16' takes no random bits"
         )
     for name in states:
         form = optimizer.format_of(name, p, group)
@@ -281,8 +311,11 @@ def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
     needed = (*member.numbers, *member.columns)
     if optimizer.has_step and member.entry:  # torch makes all state of a parameter at once
         for name in needed:
-            if name not in member.entry:
+            if name in member.entry:
+                continue
+            if name not in member.columns or member.columns[name].name != PARAM:
                 raise KeyError(_lacking(member, name))  # as in torch
+            member.missing = [name]  # of parameters that were cast since: nothing is lost so far
         return
     member.is_new = bool(needed) and not member.entry
     if member.is_new and getattr(optimizer.state, "default_factory", None) is None:
@@ -299,7 +332,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is not")
     if member.shard is not p:
         group = optimizer.param_groups[member.group]
-        _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()})
+        _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()} - {PARAM})
         p = member.shard
     if found := misfit(p, p.shape):
         raise RuntimeError(f"{_named(member)} {found.why}{'; use p.clone()' if found.aspect == 'expanded' else ''}")
@@ -457,6 +490,8 @@ def _warn_without_int8(optimizer: RuleOptimizer, members: Sequence[Member]) -> N
     given = {"seed": optimizer.seed or None, "rounding": optimizer.rounding}
     if set(given.values()) == {None} or any(not of.free for m in members for of in m.columns.values()):
         return
+    if any(m.draws for m in members):
+        given.pop("seed")
     for group in optimizer.param_groups:
         said = optimizer.state_format_of(group)
         if any(isinstance(chosen_format(said, name), Choice) for name in optimizer.state_names(group)):

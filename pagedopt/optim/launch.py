@@ -12,7 +12,7 @@ from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
 from ..placements.arena import Arena
 from ..tables.checks import LayoutError
-from ..tables.tensors import Tensors, has_memory, is_dense, local, same_layout
+from ..tables.tensors import Tensors, first_element, has_memory, is_dense, local, same_layout
 from ..transports.by_value import StructTransport
 from ..transports.choose import TransportOption, create
 from .gather import Grads, Member
@@ -76,7 +76,8 @@ class Launch:
         if turns is not None and not on_device:
             transport = StructTransport
         self.lists = KernelViews(members, self.keys)
-        tensors, formats = self.tensors_of(members), (None, None, *self._formats[2:])
+        tensors, formats = self.tensors_of(members), (members[0].form, None, *self._formats[2:])
+        firsts = [first_element(m.param) or 0 for m in members] if members[0].draws else None
         state = self._cut(self.lists.state_as_seen(members, self.keys))
 
         def bind() -> tuple[Route | None, Sweep, Tensors]:
@@ -88,7 +89,7 @@ class Launch:
                 self.rule, [*lists, *state], formats=formats, sets=min(2 * len({m.group for m in members}), self.count),
                 transport=create(transport, device.index) if device.type == "cuda" else transport,
                 blocks=optimizer.blocks, rows=rows, geometry=geometry, numbers=[m.index for m in members],
-                factor=factor,
+                firsts=firsts, factor=factor,
             )  # fmt: skip
             return pages, sweep, seen
 

@@ -257,9 +257,9 @@ def number_states(
     rule, count = members[0].rule, len(members)
     found = []
     for i, name in enumerate(members[0].numbers):
-        kind = StepCounts if name == "step" and optimizer.has_step else ScalarState
+        kind = StepCounts if name == "step" and optimizer.counts_steps else ScalarState
         found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
-    if not optimizer.has_step and "step" in rule.scalars:
+    if not optimizer.counts_steps and "step" in rule.scalars:
         # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
         found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
     return tuple(found)

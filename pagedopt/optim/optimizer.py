@@ -8,7 +8,7 @@ import logging
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
@@ -24,6 +24,7 @@ from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable,
 from ..system.interrupts import Uninterrupted
 from ..system.state_lost import StateLost
 from ..system.warn import log, outside
+from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
     check_defaults,
@@ -94,6 +95,8 @@ def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concate
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
+#: Options that are attributes, for good.
+_FIXED = ("param_format", "param_rounding")
 
 
 @documented
@@ -166,7 +169,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
-        vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
+        vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -219,10 +222,12 @@ class PagedOptimizer(RuleOptimizer):
             self._check_whole()
         if self._captured():
             return
+        masters.look_for_writes(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
         done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
+        masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
 
@@ -239,7 +244,12 @@ class PagedOptimizer(RuleOptimizer):
         with self._lock.now:
             others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
-            return not others and not scaled_first and self._quick.take(self)
+            if others or scaled_first:
+                return False
+            masters.look_for_writes(self)
+            if taken := self._quick.take(self):
+                masters.note_versions(self)
+            return taken
 
     _step_outside_of_graphs = breaks_graph(
         _step, "a step of pagedopt is one launch already, and runs between graphs: leave out fullgraph=True"
@@ -422,6 +432,73 @@ class PagedOptimizer(RuleOptimizer):
         if self._overlap is not None:
             self._overlap.misuse = ""  # the step it was done to is gone
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
+        self.versions = None  # parameters are loaded, too
+
+    @locked
+    def master(self, p: torch.Tensor) -> torch.Tensor:
+        """Return the numbers that a parameter stands for: a new float32 tensor in its shape, on its device.
+
+        Of a parameter beside which nothing is kept these are its own, in their dtype if that has 32 bits or more.  A
+        DTensor has a DTensor.
+
+        Args:
+            p: the parameter.
+
+        Raises:
+            ValueError: it is no parameter of this optimizer.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), param_format="bfloat16+16")
+            >>> exact = optimizer.master(model.weight)
+        """
+        return masters.master(self, p)
+
+    @locked
+    def master_state_dict(self, named: masters.Named) -> dict[str, torch.Tensor]:
+        """Return the numbers that parameters stand for, by name, on the host: one after the other leaves the device.
+
+        Args:
+            named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
+                their own numbers.
+
+        Example:
+            >>> torch.save(optimizer.master_state_dict(model.named_parameters()), "float32.pt")
+        """
+        return masters.master_state_dict(self, named)
+
+    @locked
+    def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
+        """Set parameters, and what is kept beside them, so that they stand for these numbers.
+
+        ``"bfloat16+8"`` rounds to nearest.  State that is not there yet is made, as by the first step.  A parameter
+        that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+
+        Args:
+            values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
+                that is placed as it is.
+            named: names and parameters, as ``model.named_parameters()``; others than those in ``values`` stay.
+
+        Raises:
+            ValueError: a name is unknown, its parameter is of no group of this optimizer, or a tensor has another
+                shape; nothing is changed.
+            MemoryError, torch.OutOfMemoryError: there is no room for new state; nothing is changed.
+
+        Example:
+            >>> optimizer.load_master(torch.load("float32.pt"), model.named_parameters())
+        """
+        masters.load_master(self, values, named)
+
+    @locked
+    def reset_master(self, p: torch.Tensor) -> None:
+        """Forget what a parameter has lost: it stands for its own numbers, which somebody has written, say.
+
+        Args:
+            p: the parameter.
+
+        Raises:
+            ValueError: it is no parameter of this optimizer.
+        """
+        masters.reset_master(self, p)
 
     @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
     def _check_whole(self) -> None:

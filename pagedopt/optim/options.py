@@ -11,6 +11,8 @@ from typing import Any, TypedDict, cast
 from ..common.similar_names import near
 from ..formats.choice import Rounding
 from ..formats.floating import StateFormat, check_format
+from ..formats.names import ParamFormat, ParamRounding
+from ..formats.sixteen import check_param_options
 from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..system.warn import warn_once
@@ -88,6 +90,30 @@ TABLE = {
         0,
         {"0, 2097151": "the least and the largest. Each seed rounds otherwise; torch's generators are not used"},
         "whole numbers from 0 to 2,097,151",
+    ),
+    "param_format": Option(
+        "how bfloat16 parameters are stored; parameters of float32 and float64 are as they are",
+        None,
+        {
+            "None": "as they are: a step rounds them, by `param_rounding`",
+            '"bfloat16+16"': "beside each, in state, the 16 bits that it has lost: together they are a float32, and a "
+            "step computes what it would of float32 parameters, to the bit. `state_format=None` is then float32. The "
+            "parameter is the nearest bfloat16 (ties away from zero). 2 bytes a parameter more, paged as state. "
+            "Refused for float16",
+            '"bfloat16+8"': "the upper 8 of these bits, rounded at random so that the mean is the number: 1 byte a "
+            'parameter more; with `state_format="int8"` parameter and state are 5.03 bytes, of which 3.03 are paged',
+        },
+    ),
+    "param_rounding": Option(
+        "how bfloat16 and float16 parameters are rounded",
+        "nearest",
+        {
+            '"nearest"': "to the nearest number, as in torch: an update below half of the parameter's last bit is lost",
+            '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
+            "the step and the element alone: they are the same in every replica, on every device and after a resume. "
+            "Optimizers whose state counts no steps (SGD, Lion) then count them, under the key `step`, and so they do "
+            "with a `param_format`",
+        },
     ),
     "placement": Option(
         "where state lives; or a subclass of `pagedopt.placements.Arena`",
@@ -189,6 +215,8 @@ class Options(TypedDict, total=False):
     state_format: StateFormat
     rounding: Rounding
     seed: int
+    param_format: ParamFormat
+    param_rounding: ParamRounding
     placement: Placement | None
     device_budget: Given
     host_access: HostAccess | None
@@ -251,6 +279,7 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
         raise TypeError(f"{kind.__name__}.__init__() got an unexpected keyword argument {unknown!r}{meant}")
     chosen: Options = {**DEFAULTS, **options}
     check_group_options(chosen, states)
+    check_param_options(chosen["param_format"], chosen["param_rounding"])
     check_transport(chosen["transport"])
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):

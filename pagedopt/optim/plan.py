@@ -307,14 +307,14 @@ def preallocate(optimizer: RuleOptimizer, index: int) -> None:
     """Make the state of group ``index``, the ring that its pages pass through, and its kernels.
 
     ``optimizer.state`` gets it in the first step in which a parameter has a gradient, as without.  Parameters that
-    require no gradient now get none.
+    require no gradient now, or have state, get none.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing has been made.
         CompileError: a kernel cannot be compiled.
     """
     params = [p for p in optimizer.param_groups[index]["params"] if p.requires_grad and known(real_dtype(p.dtype))]
-    wanted = {id(p) for p in params if p not in optimizer.preallocated}
+    wanted = {id(p) for p in params if p not in optimizer.preallocated and not optimizer.state.get(p)}
     everyone = members(optimizer, wanted, only=index)
     if not (found := [m for m in everyone.found if id(m.param) in wanted]):
         return

@@ -32,7 +32,10 @@ def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate
     from ..planning.estimate import estimate  # here: a step without new state does not need it
 
     rule = optimizer.rule_of(optimizer.param_groups[0])
-    return estimate(optimizer.param_groups, rule=rule, state_format=optimizer.state_format, device_budget=budget)
+    return estimate(
+        optimizer.param_groups, rule=rule, state_format=optimizer.state_format, param_format=optimizer.param_format,
+        device_budget=budget,
+    )  # fmt: skip
 
 
 def advice(optimizer: RuleOptimizer, by_place: Mapping[str, int]) -> str:

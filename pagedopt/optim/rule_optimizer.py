@@ -13,6 +13,8 @@ import torch
 from ..formats.choice import Choice, Rounding, State
 from ..formats.floating import StateFormat, check_squares, chosen_format, format_of
 from ..formats.format import Format
+from ..formats.names import ParamFormat, ParamRounding
+from ..formats.sixteen import ParameterFormat, of_parameter
 from ..launch.factor import Factor
 from ..placements.store import Store
 from ..rules import Rule
@@ -55,6 +57,9 @@ class RuleOptimizer(torch.optim.Optimizer):
     warm: bool = False
     #: State that ``preallocate=True`` has made, by parameter, until the first step puts it into ``state``.
     preallocated: dict[torch.Tensor, dict[str, Any]]
+    #: Version counters of parameters behind the last step, where others that write them are told of it, once.
+    versions: list[int] | None = None
+    told_of_writes: bool = False
     #: By number of a parameter: when it is first used in a forward, which is the order in which pages are updated.
     first_use: Mapping[int, int] = MappingProxyType({})
     #: Where state lives.
@@ -63,6 +68,8 @@ class RuleOptimizer(torch.optim.Optimizer):
     state_format: StateFormat
     rounding: Rounding
     seed: int
+    param_format: ParamFormat
+    param_rounding: ParamRounding
     blocks: int | None
     transport: TransportOption
     preallocate: bool
@@ -83,6 +90,19 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether state has a step count: that of :attr:`has_step`, or one that formats of parameters draw by."""
+        return self.has_step or self.param_format is not None or self.param_rounding == "stochastic"
+
+    def form_of(self, p: torch.Tensor) -> ParameterFormat | None:
+        """Return the format of a parameter; None: it is plain numbers.
+
+        Raises:
+            ValueError: the format that ``param_format`` asks for is not for its dtype.
+        """
+        return of_parameter(self.param_format, self.param_rounding, p.dtype)
 
     def chooses(self) -> bool:
         """Return whether the rule depends on the group: then it is known only in a step."""
@@ -109,10 +129,11 @@ class RuleOptimizer(torch.optim.Optimizer):
                 cannot store the state.
             TypeError: no kernel takes parameters of this dtype.
         """
-        said = self.state_format_of(group)
+        said, form = self.state_format_of(group), self.form_of(p)
+        dtype = p.dtype if form is None else form.stands_for(p.dtype)
         if not isinstance(chosen_format(said, name), Choice):
-            return format_of(said, State(name, p.numel()), p.dtype)
-        return format_of(said, self._state(name, p.numel(), group), p.dtype)
+            return format_of(said, State(name, p.numel()), dtype)
+        return format_of(said, self._state(name, p.numel(), group), dtype)
 
     def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
         """Check the format of squares among the states ``names`` of a parameter in ``group``.
@@ -145,7 +166,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         known = None if decay is None or unread else float(decay)
         rounding = group.get("rounding", self.rounding)
         # A step that only the rule knows begins anew with each load, and so would random bits: it is not counted.
-        return State(name, numel, rule.name, moment, known, rounding, counted=self.has_step)
+        return State(name, numel, rule.name, moment, known, rounding, counted=self.counts_steps)
 
     def formats_depend_on(self, group: Group) -> object:
         """Return the formats of a group's state, for a parameter of any size; equal if nothing has changed."""
@@ -219,7 +240,7 @@ def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Te
 
 def number_names(optimizer: RuleOptimizer, rule: Rule) -> tuple[str, ...]:
     """Return the names of the numbers that a parameter has in its state, in torch's order."""
-    return ("step", *rule.carried) if optimizer.has_step else (*rule.carried,)
+    return ("step", *rule.carried) if optimizer.counts_steps else (*rule.carried,)
 
 
 def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:

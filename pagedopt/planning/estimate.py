@@ -17,6 +17,8 @@ from ..common.units import text_of_bytes, text_of_count, text_of_seconds
 from ..formats.choice import State
 from ..formats.floating import StateFormat, check_format, check_squares, dtype_of_name, format_of, real_dtype
 from ..formats.format import Format
+from ..formats.names import ParamFormat
+from ..formats.sixteen import check_param_options, of_parameter
 from ..paging.budget import Budget, Given
 from ..paging.pages import Layout, Width, lay_out
 from ..paging.policy import HELD, SLOTS
@@ -133,6 +135,7 @@ def estimate(
     rule: str | Rule = "adamw",
     param_dtype: torch.dtype | str | None = None,
     state_format: StateFormat = None,
+    param_format: ParamFormat = None,
     placement: Placement | None = None,
     device_budget: Given | Budget = None,
     host_access: HostAccess | None = None,
@@ -148,8 +151,8 @@ def estimate(
         rule: a name in ``pagedopt.rules.UPDATES`` (``"adamw"``, ``"sgd_momentum"``, …), or your own rule; its inputs
             name the state.
         param_dtype: dtype of parameters and gradients; None: their own, float32 for shapes.
-        state_format, placement, device_budget, host_access: as in :class:`~pagedopt.PagedOptimizer`, except ``"auto"``,
-            which is only known while training.  A :class:`Budget` may be of any bytes.
+        state_format, param_format, placement, device_budget, host_access: as in :class:`~pagedopt.PagedOptimizer`,
+            except ``"auto"``, which is only known while training.  A :class:`Budget` may be of any bytes.
         device: ``"cuda"`` or ``"cpu"``; None: the parameters' device, ``"cuda"`` for shapes and the meta device.
         rates: rates of the machine it will run on, see :meth:`Rates.load`; None: assumed ones (an H200; a round guess
             for a CPU), as ``rates.machine`` says.  Nothing is measured.
@@ -164,6 +167,7 @@ def estimate(
         raise ValueError(f"rule is {rule!r}; there are {', '.join(UPDATES)}, or one of your own (@pagedopt.rule)")
     rule = rule if isinstance(rule, Rule) else UPDATES[rule]
     check_format(state_format)
+    check_param_options(param_format, "nearest")
     budget = Budget.parse(device_budget)
     if budget is not device_budget:
         budget.check_unit()
@@ -179,7 +183,7 @@ def estimate(
     kind = kind_of(placement, where, budget)
     rates = rates or (ASSUMED_CPU if where.type == "cpu" else ASSUMED)
     way = kind.way(host_access)
-    parts = _arenas(rule, found, state_format, kind, budget)
+    parts = _arenas(rule, found, state_format, param_format, kind, budget)
     stay, away = (sum(part.bytes[i] for part in parts) for i in range(2))
     slot = max((slot_bytes(part.layout) for part in parts), default=0) if away and way == "staged" else 0
     near = "host" if where.type == "cpu" else "device"
@@ -233,21 +237,31 @@ class _ArenaPart:
 
 
 def _arenas(
-    rule: Rule, found: Described, state_format: StateFormat, kind: type[Arena], budget: Budget
+    rule: Rule,
+    found: Described,
+    state_format: StateFormat,
+    param_format: ParamFormat,
+    kind: type[Arena],
+    budget: Budget,
 ) -> list[_ArenaPart]:
     """Return the arenas that a :class:`Store` would make: one for each dtype of parameters and formats, in order."""
     by_formats: dict[tuple[torch.dtype, tuple[Format, ...]], list[int]] = {}
     for numel, dtype, own in found.trained:  # kernels see complex numbers as pairs of real ones
         said, real = state_format if own is INHERITED else own, real_dtype(dtype)
         states = [State(name, numel, rule.name, rule.moments.get(name)) for name in rule.inputs[2:]]
-        forms = tuple([format_of(said, state, dtype) for state in states])
+        stored = of_parameter(param_format, "nearest", dtype)
+        number = dtype if stored is None else stored.stands_for(dtype)
+        forms = tuple([format_of(said, state, number) for state in states])
+        if stored is not None and stored.remainder is not None:
+            forms = (*forms, stored.remainder)
         for state in states:
             check_squares(said, state, dtype)
         by_formats.setdefault((real, forms), []).append(numel * (2 if dtype.is_complex else 1))
     layouts, traffic, columns = [], [], []
     for (dtype, forms), numels in by_formats.items():
         lists = [dtype.itemsize, dtype.itemsize, *(sum(c.width for c in form.columns) for form in forms)]
-        traffic.append(sum(lists) + sum(lists[i] for i in rule.writes))
+        written = (*rule.writes, *range(len(rule.inputs), len(lists)))  # what parameters have lost is, too
+        traffic.append(sum(lists) + sum(lists[i] for i in written))
         columns.append([column for form in forms for column in form.columns])
         block = max((form.block for form in forms), default=1)
         widths = [column.width for column in columns[-1]]

@@ -63,7 +63,7 @@ class PointerTable:
         per: for each list, consecutive elements that share an entry, default 1; if more, the list's tensors have shape
             (entries,).
         places: whether a row has two more words after its addresses: its tensor's number, and its first element there.
-        numbers: of the tensors; default: their indices.
+        numbers, firsts: of the tensors, by default their indices; and where their first elements stand, by default 0.
         per_thread: see :func:`~.layout.choose_geometry`.
 
     Raises:
@@ -74,8 +74,8 @@ class PointerTable:
     """
 
     __slots__ = (
-        "__weakref__", "_absent", "_addresses", "_common", "_held", "_numbers", "_rows", "_seen", "_seen_before",
-        "_unwritten", "absent", "host", "names", "writes",
+        "__weakref__", "_absent", "_addresses", "_common", "_firsts", "_held", "_numbers", "_rows", "_seen",
+        "_seen_before", "_unwritten", "absent", "host", "names", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,7 @@ class PointerTable:
         per: Sequence[int] | None = None,
         places: bool = False,
         numbers: Sequence[int] | None = None,
+        firsts: Sequence[int] | None = None,
         per_thread: int = 4,
     ) -> None:
         self.names = tuple(names) if names else tuple([f"list {i}" for i in range(len(lists))])
@@ -109,6 +110,7 @@ class PointerTable:
         self.host = HostTable(len(lists) + (POSITION_WORDS if places else 0), counts, uniforms, sets, geometry)
         self._addresses = np.zeros((len(lists), len(self._common.numels)), np.uint64)
         self._numbers = np.arange(len(given[0])) if numbers is None else np.asarray(numbers)
+        self._firsts = np.zeros(len(given[0]), np.int64) if firsts is None else np.asarray(firsts)
         self._write_positions(self.host)
         #: For each list, the indices of absent tensors; None: it was not taken yet.
         self._absent: list[tuple[int, ...] | None] = [None] * len(lists)
@@ -287,8 +289,9 @@ class PointerTable:
         """Write each row's tensor number and first element, if the table has words for them (``places``)."""
         words = host.rows["address"][:, len(self._addresses) :]
         if words.shape[1]:
-            words[:, 0] = self._numbers if self._rows is None else self._numbers[self._rows.tensor]
-            words[:, 1] = 0 if self._rows is None else self._rows.offset
+            of: Any = slice(None) if self._rows is None else self._rows.tensor
+            words[:, 0] = self._numbers[of]
+            words[:, 1] = self._firsts[of] + (0 if self._rows is None else self._rows.offset)
 
     def _write_rows(self, host: HostTable) -> None:
         rows, parts = host.rows, self._rows

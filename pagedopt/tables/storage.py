@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -57,6 +58,17 @@ class Column:
         return dense_like(tensor) if self.per == 1 else torch.empty(self.shape(tensor), device="meta")
 
 
+def words_of(counts: Sequence[int]) -> list[list[int]]:
+    """Return the words of a row that have the columns of each list, given how many columns each has.
+
+    The columns follow each other list by list; but of the first list, the parameter, only the first column stands in
+    front: what else stores it comes last.  So gradients are the second word, however parameters are stored.
+    """
+    total, behind = sum(counts), counts[0] - 1
+    rest = iter(range(1, total))
+    return [[0, *range(total - behind, total)], *([next(rest) for _ in range(count)] for count in counts[1:])]
+
+
 class StorageFormat(Protocol):
     """A format as kernels see it (:class:`pagedopt.formats.Format` has the details); hashable, as a key of caches.
 
@@ -64,6 +76,7 @@ class StorageFormat(Protocol):
         name: for people.
         columns: at least one.
         block: elements that are loaded and stored together; a power of two.
+        at_once: elements that the text for Numba takes at a time, whole blocks.
         arithmetic: the narrowest dtype in which kernels may compute, float32 or float64.
         plain: whether it is one column, whose elements are loaded and stored independently.
         cuda_type: if plain, the C++ type of an element, for ``load_as`` and ``store_as``; else the name of a struct
@@ -81,6 +94,9 @@ class StorageFormat(Protocol):
 
     @property
     def block(self) -> int: ...
+
+    @property
+    def at_once(self) -> int: ...
 
     @property
     def arithmetic(self) -> torch.dtype: ...

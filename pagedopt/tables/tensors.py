@@ -99,6 +99,24 @@ def is_partial(tensor: torch.Tensor) -> bool:
     return is_sharded(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
 
+def first_element(tensor: torch.Tensor) -> int | None:
+    """Return where in the whole tensor this process's part begins; None: its elements do not follow each other there.
+
+    They do in what is replicated, and in contiguous parts that are sharded once, by their first dimension.
+    """
+    if not is_sharded(tensor):
+        return 0
+    shards = [(i, placement) for i, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if not shards:
+        return 0
+    (i, placement), *others = shards
+    plain = type(placement) is sys.modules["torch.distributed.tensor"].Shard and placement.dim == 0
+    if others or not plain or not local(tensor).is_contiguous():
+        return None
+    rows = -(-tensor.shape[0] // tensor.device_mesh.size(i)) * tensor.device_mesh.get_local_rank(i)
+    return int(min(rows, tensor.shape[0]) * tensor.shape[1:].numel())
+
+
 def placement_of(tensor: object) -> str:
     """Return a DTensor's placements (torch's word) and mesh as text; "no DTensor" for other tensors."""
     return f"a DTensor of {tensor.placements} over {tensor.device_mesh}" if is_sharded(tensor) else "no DTensor"

@@ -181,21 +181,28 @@ def test_a_placement_that_breaks_its_promise_is_a_problem(
     assert f"{'BROKEN' if status else 'no'}: {reason}" in doctor.says("--quick", status=status)
 
 
-def test_state_in_8_bits_that_is_not_stored_is_a_problem(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lost", "far", "option"),
+    [
+        (("exp_avg.absmax", "exp_avg_sq.absmax"), r"0.02\d", "state_format='int8'"),
+        (("param.low16",), r"0.00\d+", r"param_format='bfloat16\+16'"),
+    ],
+)
+def test_state_that_is_not_stored_is_a_problem(
+    lost: tuple[str, ...], far: str, option: str, doctor: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
     step = PagedAdamW.step
 
     def forgetful(self: PagedAdamW) -> None:
         step(self)
         for entry in self.state.values():
-            for name in ("exp_avg.absmax", "exp_avg_sq.absmax"):
+            for name in lost:
                 if name in entry:
                     entry[name].zero_()
 
     monkeypatch.setattr("pagedopt.optim.PagedAdamW.step", forgetful)
     report = doctor.reports("--quick", "--device", "cpu", status=1)
-    assert re.fullmatch(
-        r"parameters are 0.02\d from torch's after 2 steps with state in int8", report["step"]["reason"]
-    )
+    assert re.fullmatch(rf"parameters are {far} from torch's after 2 steps with {option}", report["step"]["reason"])
     assert report["problems"] == [f"a step of AdamW on cpu failed: {report['step']['reason']}"]
 
 

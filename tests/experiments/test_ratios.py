@@ -12,7 +12,7 @@ from experiments.copies import on_device
 from experiments.lab import Row, Rows, series
 from experiments.launch import puzzlers, replays
 from experiments.paging import bytes, rivals, sweep
-from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits
+from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits, sixteen_bits
 from experiments.vertical import roofline, spill
 from experiments.works import link
 from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
@@ -36,6 +36,14 @@ def step(case: str, gpu: float, nbytes: int = 28_000, **about: Any) -> Row:
 
 def in_8(case: str, gpu: float, nbytes: int = 16_000, place: str = "resident") -> Row:
     return {"place": place, "device": "cuda", "case": case, "bytes": nbytes, **clocks(2 * gpu, gpu)}
+
+
+def learned(case: str, loss: float, moved: float, apart: float, lr: float = 1e-4) -> Row:
+    return {"what": "training", "case": case, "lr": lr, "seed": 0, "loss": loss, "moved": moved, "apart": apart}
+
+
+def sixteen(what: str, case: str, gpu: float, nbytes: int) -> Row:
+    return {"what": what, "case": case, "device": "cuda", "bytes": nbytes, "error": None, **clocks(2 * gpu, gpu)}
 
 
 def swept(case: str, share: float, time: float, way: str = "mapped, staged") -> Row:
@@ -85,6 +93,25 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         [in_8(OURS, 150, 28_000), in_8(in_8_bits.NEAREST, 100), in_8(in_8_bits.RIVAL, 400), in_8(COPY, 75)],
         {"case": in_8_bits.NEAREST},
         {"share": 75, "over_rival": 4, "over_fp32": 1.5, "rate": 16_000 / 100e-6 / 1e9, "ms": 0.1},
+    ),
+    "two seeds, and float32 at the same rate": (
+        "sixteen_bits",
+        [learned("float32", 1.0, 90, 0), learned("float32", 9.0, 90, 0, 1e-3), learned("+8", 1.5, 80, 2),
+         learned("+8", 1.25, 60, 4)],
+        {"case": "+8"},
+        {"loss": 1.375, "spread": 0.25, "seeds": 2, "behind": 0.375, "moved": 70, "apart": 3},
+    ),
+    "12 bytes in 50 µs, where a copy moves 26 in 80": (
+        "sixteen_bits",
+        [sixteen("step", "PagedAdamW, +8", 50, 12_000), sixteen("step", COPY, 80, 26_000)],
+        {"case": "PagedAdamW, +8"},
+        {"share": 100 * (80 / 26) / (50 / 12), "of_link": None},
+    ),
+    "6 bytes over the link in 33 µs, where it moves 20 in 100": (
+        "sixteen_bits",
+        [sixteen("away", sixteen_bits.EIGHT_INT8, 33, 6_000), sixteen("away", link.BOTH, 100, 20_000)],
+        {"case": sixteen_bits.EIGHT_INT8},
+        {"of_link": (33 / 6) / (100 / 20), "share": 100 * (100 / 20) / (33 / 6)},
     ),
     "float32 has no share of a copy of 8 bits": (
         "in_8_bits", [in_8(OURS, 150, 28_000), in_8(COPY, 75)], {"case": OURS}, {"share": None},

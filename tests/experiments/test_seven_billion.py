@@ -179,6 +179,8 @@ def test_losses_are_compared_at_the_same_iteration() -> None:
     assert (resident["loss"], rival["loss"]) == (7, 8)
     assert (rival["tokens_s"], rival["of_resident"], rival["seconds"], rival["hooks_ms"]) == (2048, 4, 4, 4000)
     assert (rival["taken"], rival["allocated"], rival["drawn"]) == (16, 15, True)
+    (*_, eight) = asked("seven_billion").derive(Rows([row(BACKWARD, 1e6, [9]), row("plus_8", 1.1e6, [9])]))
+    assert eight["of_backward"] == pytest.approx(1.1)
     assert "loss" not in backward
     assert not backward["drawn"]
 

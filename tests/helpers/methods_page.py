@@ -34,6 +34,10 @@ PARTS: dict[str, tuple[Any, ...]] = {
     "Checkpoints": (
         PagedOptimizer.state_dict, PagedOptimizer.decoded_state_dict, PagedOptimizer.load_state_dict,
     ),
+    "Parameters in 16 bits, of which nothing is lost": (
+        PagedOptimizer.master, PagedOptimizer.master_state_dict, PagedOptimizer.load_master,
+        PagedOptimizer.reset_master,
+    ),
     "CUDA graphs": (PagedOptimizer.refresh, PagedOptimizer.check_capture),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ _HEAD = """\
 
 Made by `tests/helpers/options_page.py` of `pagedopt/optim/options.py`; do not edit. They are keywords of every
 optimizer, as in `PagedAdamW(params, lr=1e-3, device_budget="2GiB")`; to a type checker they are `pagedopt.Options`.
-None of them but the first three and `max_grad_norm` changes a bit of a step. [paged_state.md](paged_state.md) measures
+None of them but the first five and `max_grad_norm` changes a bit of a step. [paged_state.md](paged_state.md) measures
 what they cost.
 """
 

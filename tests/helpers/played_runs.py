@@ -47,19 +47,19 @@ class Run:
     def numbers(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator).to(self.device)
 
-    def params(self, sizes: Sequence[int]) -> list[torch.nn.Parameter]:
-        return [torch.nn.Parameter(self.numbers(size)) for size in sizes]
+    def params(self, sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+        return [torch.nn.Parameter(self.numbers(size).to(dtype)) for size in sizes]
 
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
         """An optimizer; on a CPU its state, in whatever format, is where it is."""
         if self.card is None:
-            same = ("state_format", "max_grad_norm", "fused", "amsgrad")
+            same = ("state_format", "param_format", "param_rounding", "max_grad_norm", "fused", "amsgrad")
             options = {name: value for name, value in options.items() if name in same}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
 
     def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:
         for p in params:
-            p.grad = self.numbers(*p.shape)
+            p.grad = self.numbers(*p.shape).to(p.dtype)
 
     def stream(self) -> Any:
         return None if self.card is None else Stream()

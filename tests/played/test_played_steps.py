@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
 from staged import both_ways
 
@@ -12,8 +13,8 @@ pytestmark = both_ways
 SIZES = (3000, 17, 1500, 4097)
 
 
-def steps(run: Run, count: int = 3, **options: Any) -> Ends:
-    params = run.params(SIZES)
+def steps(run: Run, count: int = 3, dtype: torch.dtype = torch.float32, **options: Any) -> Ends:
+    params = run.params(SIZES, dtype)
     optimizer = run.adamw(params, **options)
     for _ in range(count):
         run.gradients(params)
@@ -37,6 +38,19 @@ def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
 @some_orders
 def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
     play(monkeypatch, lambda run: steps(run, **options), order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device_budget": 0, "param_format": "bfloat16+8", "state_format": "int8"},
+     {"device_budget": "24KiB", "param_format": "bfloat16+16", "fused": True},
+     {"device_budget": 0, "param_rounding": "stochastic", "fused": True}],
+    ids=str,
+)  # fmt: skip
+@some_orders
+def test_parameters_in_16_bits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
+    """With step counts on the host and on the device, by which they are drawn."""
+    play(monkeypatch, lambda run: steps(run, dtype=torch.bfloat16, **options), order)
 
 
 @pytest.mark.parametrize("transport", ["managed", "memcpy"])

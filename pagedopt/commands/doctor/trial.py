@@ -1,4 +1,4 @@
-"""Trials: every placement with a few MiB of state, and optimizer steps with state in float32 and in 8 bits."""
+"""Trials: every placement with a few MiB of state, and steps with state in float32 and 8 bits, parameters in 16."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from ...placements.choose import ARENAS, Arena, candidates
 NUMEL = 1 << 21
 #: Elements of a parameter that takes steps: enough for state in 8 bits.
 STEPPED = 5000
-#: By format of the state: how many steps are taken, and how far from torch's the parameters may be after them. A step
-#: moves them by the learning rate, 0.1. The first step reads no state; the second reads it, within a few percent.
-STEPS = {"float32": (1, 1e-6), "int8": (2, 5e-3)}
+#: Formats, how many steps are taken, and how far from torch's the parameters may be after them. A step moves them by
+#: the learning rate, 0.1. The first step reads no state; the second reads it, in int8 within a few percent.
+STEPS: list[tuple[dict[str, Any], int, float]] = [
+    ({"state_format": "float32"}, 1, 1e-6),
+    ({"state_format": "int8"}, 2, 5e-3),
+    ({"param_format": "bfloat16+16"}, 2, 1e-6),
+]
 
 
 def try_placements(device: torch.device) -> list[dict[str, Any]]:
@@ -63,18 +67,21 @@ def try_step(device: torch.device) -> dict[str, Any]:
     """Compare steps of AdamW on the device with torch's. This compiles the kernels unless they are cached."""
     from ...optim import PagedAdamW
 
-    for name, (steps, tolerance) in STEPS.items():
-        params = [torch.linspace(-1, 1, STEPPED, device=device).requires_grad_() for _ in range(2)]
+    for given, steps, tolerance in STEPS:
+        ((option, name),) = given.items()
+        values, grad = (torch.linspace(*ends, STEPPED, device=device).bfloat16() for ends in ((-1, 1), (1, 2)))
+        params = [values.requires_grad_() if option == "param_format" else values.float().requires_grad_()]
+        params.append(values.detach().float().requires_grad_())
         for p in params:
-            p.grad = torch.linspace(1, 2, STEPPED, device=device)
-        given: Any = {"state_format": name}
+            p.grad = grad.to(p.dtype)
         try:
-            for each in (PagedAdamW([params[0]], lr=0.1, **given), torch.optim.AdamW([params[1]], lr=0.1)):
+            ours = PagedAdamW([params[0]], lr=0.1, **given)
+            for each in (ours, torch.optim.AdamW([params[1]], lr=0.1)):
                 for _ in range(steps):
                     each.step()
         except Exception as failure:  # any failure is a finding
-            return {"works": False, "reason": f"{_words(failure)}, with state in {name}"}
-        if not (error := (params[0] - params[1]).abs().max().item()) <= tolerance:
-            reason = f"parameters are {error:.2g} from torch's after {steps} steps with state in {name}"
+            return {"works": False, "reason": f"{_words(failure)}, with {option}={name!r}"}
+        if not (error := (ours.master(params[0]) - params[1]).abs().max().item()) <= tolerance:
+            reason = f"parameters are {error:.2g} from torch's after {steps} steps with {option}={name!r}"
             return {"works": False, "reason": reason}
     return {"works": True, "reason": ""}

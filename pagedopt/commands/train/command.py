@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ...optim.registry import OPTIMIZERS
-from ..parser import BUDGET, STATE_FORMAT, any_of
+from ..parser import BUDGET, PARAM_FORMAT, STATE_FORMAT, any_of
 
 HELP = "train a GPT with torch's optimizer, with ours, and with ours on a budget, and compare"
 NAMES = [entry.module for entry in OPTIMIZERS]
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--optimizer", choices=NAMES, default="adamw", metavar="NAME", help=f"{any_of(NAMES)}; default: %(default)s")
     add("--device-budget", "--budget", default="25%", metavar="BYTES", help=f"{BUDGET}; default: 25%%")
     add("--state-format", metavar="NAME", help=f"{STATE_FORMAT}; default: as the parameters, float32")
+    add("--param-format", metavar="NAME", help=f"{PARAM_FORMAT}; torch's stay float32; default: float32")
     add("--steps", type=int, metavar="N", help="of the training; default: 125 on a CPU, 300 on a GPU")
     add("--batch", type=int, metavar="N", help="sequences a step; default: 4 on a CPU, 8 on a GPU")
     add("--threads", type=int, metavar="N", help="of torch on the CPU; another number, other bits; default: torch's")

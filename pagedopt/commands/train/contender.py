@@ -30,6 +30,8 @@ class Contender:
     def __init__(self, name: str, kind: Any, given: dict[str, Any], size: Size, device: torch.device) -> None:
         self.name, self.device = name, device
         self.model = build_model(size, size.block, SEED, device)
+        if given.get("param_format"):
+            self.model.bfloat16()
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]
         others = [p for p in self.model.parameters() if p.dim() < 2]  # norms and biases, which do not decay
         groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -67,15 +69,17 @@ class Contender:
         return sum((Counter({"device" if t.is_cuda else "host": t.nbytes}) for t in tensors), Counter[str]())
 
 
-def line_up(entry: Entry, budget: str, state_format: str | None, size: Size, device: torch.device) -> list[Contender]:
-    """Return the contenders: torch's, if it has this optimizer, ours, and ours with the budget.
+def line_up(
+    entry: Entry, budget: str, formats: dict[str, str | None], size: Size, device: torch.device
+) -> list[Contender]:
+    """Return the contenders: torch's, if it has this optimizer, ours with these formats, and ours with the budget.
 
     Raises:
-        UsageError: our optimizer refuses the budget or the format.
+        UsageError: our optimizer refuses the budget or a format.
     """
     factor, arguments = RECIPES.get(entry.module, (1.0, {}))
     given: dict[str, Any] = {"lr": factor * size.lr, **arguments}
-    ours = {**given, "state_format": state_format, "preallocate": True}
+    ours = {**given, **formats, "preallocate": True}
     lined_up: list[tuple[str, Any, dict[str, Any]]] = [
         (entry.name, entry.optimizer, ours),
         (f"{entry.name}, {budget}", entry.optimizer, {**ours, "device_budget": budget}),

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     entry = next(entry for entry in OPTIMIZERS if entry.module == args.optimizer)
     console = tables.console(WIDTH, markup=False)
     try:
-        contenders = line_up(entry, args.device_budget, args.state_format, size, device)
+        formats = {"state_format": args.state_format, "param_format": args.param_format}
+        contenders = line_up(entry, args.device_budget, formats, size, device)
         train(contenders, size, device, console)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise UsageError(f"{str(error) or 'out of memory'}; use a smaller --batch or another --device") from error
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         tables.say(console, f"interrupted after step {done} of {size.steps}")
         return INTERRUPTED
     *theirs, ours, spilled = contenders
-    allowed = tolerance(device, args.state_format, size.steps)
+    allowed = tolerance(device, args.param_format or args.state_format, size.steps)
     answers = curves_agree(theirs[0] if theirs else None, ours, allowed), bits_equal(ours, spilled)
     for _, sentence in answers:
         tables.say(console, sentence)

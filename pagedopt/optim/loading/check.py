@@ -15,8 +15,19 @@ from ...common.kind_of import kind_of
 from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2
+from ...formats.sixteen import PARAM, REMAINDERS
 from ...rules import UPDATES
-from ...tables.tensors import Misfit, dense_like, has_memory, is_sharded, local, misfit, placement_of, same_layout
+from ...tables.tensors import (
+    Misfit,
+    dense_like,
+    has_memory,
+    is_sharded,
+    like_shard,
+    local,
+    misfit,
+    placement_of,
+    same_layout,
+)
 from ..columns import StateColumn, blocks_along, by_state, state_columns, walked_like
 from ..rule_optimizer import Group, RuleOptimizer, number_names, occurrences
 from ..scalars import NumberSpec, beside_param, new_numbers
@@ -155,7 +166,25 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
         numbers = number_names(optimizer, optimizer.rule_of(group))
         columns = state_columns(optimizer, optimizer.state_names(group), p, group) if entry else {}
         present = {name: value for name, value in entry.items() if value is not None}
+        if present:
+            _complete(optimizer, p, columns, numbers, present)
         yield Loaded(p, group, key, numbers, columns, present)
+
+
+def _complete(
+    optimizer: RuleOptimizer,
+    p: torch.Tensor,
+    columns: Mapping[str, StateColumn],
+    numbers: Sequence[str],
+    present: dict[str, Any],
+) -> None:
+    """Add what only formats of parameters keep, if it was saved without: a count of steps, and what parameters lost."""
+    if "step" in numbers and not optimizer.has_step:
+        present.setdefault("step", 1.0)  # as of state that is there and not counted
+    if present.keys().isdisjoint(column.key(PARAM) for form in REMAINDERS for column in form.columns):
+        for key in [key for key, of in columns.items() if of.name == PARAM]:
+            dtype = columns[key].column.dtype
+            present[key] = like_shard(torch.zeros((), dtype=dtype, device="cpu").expand(local(p).shape), of=p)
 
 
 def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], state_dict: StateDict) -> None:
@@ -177,11 +206,22 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
     for member in members(optimizer, state_dict):
         if member.entry:
             _check_entry(optimizer, member)
+            _check_lost(member)
             if others := _of_another(optimizer, member):
                 raise ValueError(
                     f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
                     f"{type(optimizer).__name__} has: it is of another optimizer"
                 )
+
+
+def _check_lost(member: Loaded) -> None:
+    """Raise ValueError if what a parameter has lost is loaded, and the optimizer does not keep it."""
+    for form in REMAINDERS if PARAM not in member.states else ():
+        if (key := form.columns[0].key(PARAM)) in member.entry:
+            raise ValueError(
+                f"loaded state of parameter {member.key} has {key}, what it has lost in {form.of!r}, and this "
+                f"optimizer keeps none: give param_format={form.of!r}, or load decoded_state_dict(), which has none"
+            )
 
 
 def _of_another(optimizer: RuleOptimizer, member: Loaded) -> list[str]:
@@ -193,7 +233,7 @@ def _of_another(optimizer: RuleOptimizer, member: Loaded) -> list[str]:
     own = {name for rule in rules for name in rule.inputs[2:]}
     for rule in UPDATES.values():
         names = rule.inputs[2:]
-        if member.states and member.states.keys() < {*names}:
+        if (own_names := member.states.keys() - {PARAM}) and own_names < {*names}:
             more = {name: _keys_of(name, member.entry) for name in names if name not in own}
             if more and all(more.values()):
                 return [key for keys in more.values() for key in keys]
