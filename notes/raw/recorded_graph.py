@@ -1,4 +1,4 @@
-"""Is a staged step as good as a graph that recorded its calls as it is as a graph of nodes?  For the tree of e9808d83, on a GPU:
+"""Is a graph that recorded the calls of a staged step as good as a graph of nodes?  For the tree of e9808d83, on a GPU:
 
     PYTHONPATH=. python3 recorded_graph.py FILE.json
 
