@@ -101,8 +101,7 @@ def _set(optimizer: RuleOptimizer, p: torch.Tensor, values: torch.Tensor) -> Non
 
 def note_versions(optimizer: RuleOptimizer, done: bool = True) -> None:
     """Note the version counters of parameters behind a step; ``done``: it is, and no update of its own is to come."""
-    if optimizer.param_format is not None:
-        optimizer.versions = _versions_of(optimizer) if done and not optimizer.told_of_writes else None
+    optimizer.versions = _versions_of(optimizer) if done and not optimizer.told_of_writes else None
 
 
 def look_for_writes(optimizer: RuleOptimizer) -> None:

@@ -222,12 +222,14 @@ class PagedOptimizer(RuleOptimizer):
             self._check_whole()
         if self._captured():
             return
-        masters.look_for_writes(self)
+        if self.param_format is not None:
+            masters.look_for_writes(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
         done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
-        masters.note_versions(self, done=self._overlap is None and self._within is None)
+        if self.param_format is not None:
+            masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
 
@@ -246,6 +248,8 @@ class PagedOptimizer(RuleOptimizer):
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
+            if self.param_format is None:
+                return self._quick.take(self)
             masters.look_for_writes(self)
             if taken := self._quick.take(self):
                 masters.note_versions(self)
