@@ -108,7 +108,8 @@ class Copy:
             run = multiprocessing.get_context("fork").Process(target=_be_pytest, args=given)
             run.start()
             try:
-                run.join(PATIENCE)
+                while run.exitcode is None and time.perf_counter() < begin + PATIENCE:
+                    time.sleep(0.05)  # join() would wait for processes that a test has left, too
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid or 0, signal.SIGKILL)  # itself, if it hangs, and whatever it has started

@@ -38,6 +38,11 @@ def test_a_crash():
     import os, package
     package.one() == 1 or os.abort()
 
+def test_a_child_stays():
+    import os, time, package
+    os.fork() or time.sleep(99)
+    assert package.one() == 1
+
 def test_nothing():
     pass
 """,
@@ -63,6 +68,7 @@ def test_a_fault_is_there_wherever_a_test_looks(copy: plant_faults.Copy) -> None
         assert copy.with_fault(fault, f"test_it.py -k {test}").failed == f"test_it.py::test_{test}"
         assert (copy.tree / fault.file).read_text() == PROJECT[fault.file]
     assert copy.with_fault(ONE, "test_it.py -k crash").status < 0
+    assert copy.with_fault(ONE, "test_it.py -k stays").seconds < 50
     assert copy.with_fault(ONE, "test_it.py -k nothing").status == plant_faults.PASSED
 
 
