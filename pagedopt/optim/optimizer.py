@@ -465,6 +465,11 @@ class PagedOptimizer(RuleOptimizer):
             named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
                 their own numbers.
 
+        Raises:
+            ValueError: a tensor is no parameter of this optimizer and shares memory with one, as the detached ones of
+                ``model.state_dict()`` do.
+            TypeError: ``named`` has no names and tensors.
+
         Example:
             >>> torch.save(optimizer.master_state_dict(model.named_parameters()), "float32.pt")
         """
@@ -474,8 +479,8 @@ class PagedOptimizer(RuleOptimizer):
     def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
         """Set parameters, and what is kept beside them, so that they stand for these numbers.
 
-        ``"bfloat16+8"`` rounds to nearest.  State that is not there yet is made, as by the first step.  A parameter
-        that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+        ``"bfloat16+8"`` rounds to nearest.  State of these parameters that is not there yet is made, as by the first
+        step.  A parameter that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
 
         Args:
             values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
@@ -484,7 +489,8 @@ class PagedOptimizer(RuleOptimizer):
 
         Raises:
             ValueError: a name is unknown, its parameter is of no group of this optimizer, or a tensor has another
-                shape; nothing is changed.
+                shape, no values, or numbers that are not floating-point; nothing is changed.
+            TypeError: ``values`` or ``named`` has no names and tensors; nothing is changed.
             MemoryError, torch.OutOfMemoryError: there is no room for new state; nothing is changed.
 
         Example:
