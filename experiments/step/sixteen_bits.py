@@ -11,6 +11,7 @@ A step of each over the same parameters is timed beside a copy of the bytes that
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -82,16 +83,29 @@ WAYS = {
 }
 
 
+#: ``--merge`` adds what is asked for to what this commit has measured.
+GOES_ON = True
+PARTS = ("training", "step", "away")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Some of the parts."""
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+
+
 def measure(run: Run) -> Iterator[Row]:
     """A row per way, learning rate and seed; then one per way that is timed, and per place of what is paged."""
-    yield from trained(run)
+    yield from (row for row in run.known if row["what"] not in run.options.parts)
+    if "training" in run.options.parts:
+        yield from trained(run)
     if run.device.type == "cpu" and not run.quick:
         run.leave_out("times of steps: need a GPU")
         return
     run.rounds, run.seconds = run.size((20, 1.0), (3, 0.1))
     work = replace(run.size(FULL, QUICK), name="bf16", dtype=torch.bfloat16, tolerance=0.3)
-    yield from stepped(run, work)
-    if run.device.type == "cuda":
+    if "step" in run.options.parts:
+        yield from stepped(run, work)
+    if "away" in run.options.parts and run.device.type == "cuda":
         yield from away(run, work)
 
 
@@ -146,7 +160,11 @@ def one(
     first = stand()
     for step in range(size.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, size.steps, lr)
+            now = learning_rate(step, size.steps, lr)
+            if isinstance(group["lr"], torch.Tensor):  # torchao's
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
         narrow = device.type == "cuda" and way.dtype is torch.float32  # products are in bfloat16 for all
         with torch.autocast("cuda", torch.bfloat16) if narrow else contextlib.nullcontext():
             loss = model(*to_device(sample_batch(text, size.batch, size.block, seed, step), device))
