@@ -53,6 +53,11 @@ def launched(run: Run) -> int:
     return 0 if run.card is None else run.card.driver.calls.count("cuGraphLaunch")
 
 
+def hidden(run: Run, optimizer: Any) -> int:
+    """How many launches a forward has waited for; none on a CPU."""
+    return 0 if run.card is None else optimizer._overlap.report.hidden  # overlap_report() waits
+
+
 def forward(run: Run, model: nn.Module, optimizer: Any) -> None:
     with torch.no_grad():
         model(run.numbers(4, WIDTH))
@@ -64,11 +69,12 @@ def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 def start(run: Run, model: nn.Module, optimizer: Any) -> None:
-    """Nothing is left for the forward to launch."""
+    """Nothing is left for the forward to launch, and all to wait for."""
     optimizer.start()
-    first = launched(run)
+    first, before = launched(run), hidden(run, optimizer)
     model(run.numbers(4, WIDTH))
     assert launched(run) == first
+    assert hidden(run, optimizer) > before or run.card is None
 
 
 def checkpoint(run: Run, model: nn.Module, optimizer: Any) -> None:
