@@ -366,7 +366,7 @@ class Overlap:
             self._hook_anew(modules)
             turns = self._turns(modules)
             if (order := dict(enumerate(turns))) != optimizer.first_use:
-                optimizer.first_use, optimizer._launches = order, None  # its launches have another order
+                optimizer.first_use, optimizer._plan = order, None  # its launches have another order
             self._turns_now = None if hooked or len(given) > 1 or named else turns
 
     # --- fences
