@@ -141,14 +141,13 @@ class QueuedStep:
 
     def _launch_on(self, side: torch.cuda.Stream) -> None:
         """Queue all launches on a stream, each with an event behind it."""
-        later, total, events, spare = list[tuple[Work, StagedGraph | None]](), self.total, list[Event](), self._spare
+        later, events, spare = list[tuple[Work, StagedGraph | None]](), list[Event](), self._spare
         for work, _ in self._later:
             work.launch.sweep.begun = False
         try:
             later, self._later = self._later, []
             if not later:  # a signal handler has just waited for it
                 return
-            self.total = 0  # nobody can wait for what is not launched yet
             for work, _ in later:
                 work.check_slots()  # of all, before the first is launched
             with torch.cuda.stream(side):
@@ -163,10 +162,10 @@ class QueuedStep:
                             events[-1].record(side.cuda_stream)
             if self._dropped:
                 raise RuntimeError("a signal handler has waited for a step that was being launched")
-            self._events, self.total = events, total
+            self._events = events
         except BaseException:
             if not self._dropped and not any(work.launch.sweep.begun for work, _ in later):
-                self._later, self.total = later or self._later, total
+                self._later = later or self._later
             elif not torch.cuda.is_current_stream_capturing():
                 torch.cuda.current_stream(side.device).wait_stream(side)
                 self._owner.wait_stream(side)
@@ -207,7 +206,7 @@ class QueuedStep:
         with self.lock:
             before = self.begun
             self.start()
-            launches = min(launches, self.total)  # there are none behind an error
+            launches = min(launches, self.total)
             if self.side is not None:
                 self._hold(self.side, launches)
             elif self._launches is not None and launches > before:
@@ -287,7 +286,7 @@ class QueuedStep:
 
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
-        current = _current(side)
+        current, stop = _current(side), min(stop, len(self._events))  # there are none behind an error
         passed = self._waits.get(current, 0)
         if passed < stop:
             self._look(stop)
