@@ -729,7 +729,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._within is not None:
             self._within.wait()
 
-    @locked
     def start(self) -> None:
         """Launch a queued update now, and not with the next call of the model; see :meth:`attach`.
 
@@ -746,8 +745,9 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.start()
             >>> batch = next(batches)
         """
-        if self._overlap is not None and self._overlap.queued is not None:
-            self._overlap.queued.start()
+        with self._lock.now:  # not as others, which wait
+            if self._overlap is not None and self._overlap.queued is not None:
+                self._overlap.queued.start()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
