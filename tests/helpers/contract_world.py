@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -272,14 +271,6 @@ def hold(scene: Scenario, entry: Entry, place: Place) -> None:
         assert known is None or label in found, f"{label!r} is listed as a difference, and is none: {known}"
         if known is not None and known.error is not None:
             assert isinstance(ours.said[label], known.error), f"{label!r}: {ours.said[label]!r}"
-
-
-def through_a_file(saved: Any, weights_only: bool = True) -> Any:
-    """What ``torch.load`` makes of what ``torch.save`` has written."""
-    file = io.BytesIO()
-    torch.save(saved, file)
-    file.seek(0)
-    return torch.load(file, weights_only=weights_only)
 
 
 def run(scene: Scenario, entry: Entry, place: Place) -> tuple[World, World]:
