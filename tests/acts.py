@@ -702,6 +702,13 @@ def elsewhere(w: World) -> None:
         p.data = p.data.clone()
 
 
+def where_they_were(w: World) -> None:
+    """Gradients are written into the memory of the last ones."""
+    w.alive = w.alive or [p.grad for p in w.params]
+    for p, memory in zip(w.params, w.alive, strict=True):
+        p.grad = memory.copy_(p.grad)
+
+
 def in_a_thread(w: World) -> None:
     """A step before the step."""
     thread = threading.Thread(target=w.take)
@@ -734,6 +741,8 @@ BEFORE: dict[str, tuple[Act, int | None]] = {
     "another each time": (absent(lambda step: () if step % 4 < 2 else (step % 3,)), None),
     "none is there at first": (absent(lambda step: range(6) if step < 2 else ()), 4),
     "elsewhere": (elsewhere, 4),
+    "where they were": (where_they_were, 8),
+    "parts of larger ones": (grads(within), None),
     "laid out otherwise": (grads(lambda g: transposed(g) if g.dim() == 2 else g), None),
     "a step in a thread": (in_a_thread, None),
 }

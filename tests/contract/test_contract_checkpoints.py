@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, ordinary, reference, scenario
 from optim_support import through_file
+
+from tests.contract.scenarios import World, ordinary, reference, scenario
 
 CHAPTER = "checkpoints"
 SHAPES = ((200, 101), (13, 18), ())

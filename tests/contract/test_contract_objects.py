@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, ordinary, scenario
 from optim_support import through_file
 
+from tests.contract.scenarios import World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "objects"
