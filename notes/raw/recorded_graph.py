@@ -29,7 +29,7 @@ from pagedopt.launch.device_step import DeviceStep
 from pagedopt.paging.visits import passes
 from pagedopt.placements.movers import SLOTS, StagedMover, copies_of
 from pagedopt.planning.sizes import SIZES
-from pagedopt.system.cuda.driver import Event, bindings, call
+from pagedopt.system.driver import Event, bindings, call
 from pagedopt.transports.transport import argument_at
 
 

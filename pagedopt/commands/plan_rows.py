@@ -22,7 +22,7 @@ from ..placements.choose import ARENAS
 from ..planning.estimate import Estimate, estimate
 from ..planning.rates import ASSUMED, Rates
 from ..planning.safetensors import read_parameters
-from ..system.files import host
+from ..system import host
 from .doctor.examine import folder
 from .errors import UsageError
 from .tables import FittingTable, numbers, say

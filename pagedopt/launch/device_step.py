@@ -15,7 +15,7 @@ import torch
 
 from ..kernels import cuda
 from ..rules import Rule
-from ..system.cuda import driver
+from ..system import driver
 from ..tables.layout import WORD, HostTable, Span, table_type
 from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
 from .factor import Factor

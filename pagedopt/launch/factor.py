@@ -11,8 +11,7 @@ import math
 import numpy as np
 import torch
 
-from ..system import internals
-from ..system.cuda import driver
+from ..system import driver, internals
 from .table_copy import StagedCopies
 
 #: ``Factor`` of ``factor.cuh``.

@@ -16,7 +16,7 @@ import torch
 from ..formats.floating import of_dtype
 from ..kernels import cpu, cuda
 from ..system import internals
-from ..system.cuda.driver import DeviceMemory
+from ..system.driver import DeviceMemory
 from ..tables.layout import BLOCK, WORD, HostTable, Words, choose_geometry
 from ..tables.storage import StorageFormat
 from ..transports.choose import TransportOption, create

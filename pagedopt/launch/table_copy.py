@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..system.cuda import driver
+from ..system import driver
 from ..tables.layout import WORD, HostTable
 
 #: Copies in flight before the host waits for the oldest.

@@ -19,11 +19,10 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system.cuda import virtual
+from ..system import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.state_lost import StateLost
-from ..system.warn import log, outside
+from ..system.warn import StateLost, log, outside
 from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (

@@ -17,8 +17,8 @@ from ..placements.arena import Arena
 from ..placements.graphs import Graphs
 from ..placements.movers import NodeMover, Ring, Staged
 from ..system import internals
-from ..system.cuda.driver import CudaError, Event
-from ..system.cuda.nodes import BuiltGraph, Nodes
+from ..system.driver import CudaError, Event
+from ..system.graphs import BuiltGraph, Nodes
 from ..system.warn import log
 from ..tables.layout import HostTable
 from ..transports.transport import argument_at

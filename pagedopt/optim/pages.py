@@ -19,10 +19,9 @@ from ..placements.arena import Arena
 from ..placements.movers import NodeMover, Slots, slot_offset
 from ..placements.state import find
 from ..placements.store import Store
-from ..system import internals
-from ..system.cuda import graphs
-from ..system.cuda.driver import CudaError
-from ..system.cuda.nodes import Nodes
+from ..system import graphs, internals
+from ..system.driver import CudaError
+from ..system.graphs import Nodes
 from ..tables.layout import BLOCK, Geometry, HostTable, choose_geometry
 from ..tables.pointers import Rows
 from .page_graphs import RouteGraphs, StagedGraph, add_staged

@@ -14,7 +14,7 @@ import torch
 from ..launch.device_step import DeviceStep
 from ..placements.arena import Arena
 from ..system import internals
-from ..system.cuda.driver import Event, relaxed_capture
+from ..system.driver import Event, relaxed_capture
 from ..system.interrupts import Uninterrupted
 from .launch import Work
 from .page_graphs import StagedGraph

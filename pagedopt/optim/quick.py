@@ -15,9 +15,8 @@ from torch.optim import optimizer as torch_hooks
 
 from ..common.patience import Patience
 from ..kernels import team
-from ..system import internals
-from ..system.cuda import virtual
-from ..system.cuda.driver import CudaError, check_code
+from ..system import internals, virtual
+from ..system.driver import CudaError, check_code
 from ..system.interrupts import Uninterrupted
 from ..system.look import ANEW, DONE, IN_USE, LONG, REFUSED, compiled_look, is_wanted, pending
 from .clip import Scaling

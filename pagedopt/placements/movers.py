@@ -15,9 +15,9 @@ import torch
 
 from ..paging.pages import Layout
 from ..paging.policy import SLOTS, Move
-from ..system.cuda import driver
-from ..system.cuda.copies import Copy, joined
-from ..system.cuda.nodes import Node, Nodes
+from ..system import driver
+from ..system.copies import Copy, joined
+from ..system.graphs import Node, Nodes
 from ..system.warn import log
 
 #: If an arena has one page, its used elements are copied, rounded up to a multiple of this: sections stay aligned.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..paging.policy import Move
-from ..system.cuda.calls import Call, Calls
+from ..system.driver import Call, Calls
 from .movers import Ring, Staged, StagedMover, copies_of
 
 

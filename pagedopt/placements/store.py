@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from ..paging.budget import NOTHING, Budget
-from ..system import internals
-from ..system.files import host
+from ..system import host, internals
 from ..system.warn import outside
 from ..tables.tensors import like_shard, local
 from . import choose

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,6 @@ import torch
 from ..common.facts_table import Shown
 from ..common.units import text_of_rate
 from ..system import machine
-from ..system.files.named import read_small
 from ..system.throughput import measure
 
 #: What each rate measures.
@@ -128,3 +128,23 @@ ASSUMED = replace(
     ASSUMED_CPU, device=4.2e12, up=55.5e9, down=55.4e9, both=101.7e9, in_place=85.0e9,
     machine="an NVIDIA H200 on PCIe 5.0 x16, assumed: not measured here",
 )  # fmt: skip
+
+
+#: The most bytes that are read of such a file; a report of ``pagedopt doctor`` has some thousands.
+LIMIT = 1 << 20
+
+
+def read_small(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file; never waits for a writer.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no regular file, or larger than :data:`LIMIT`; the text begins with ``path``.
+    """
+    name = os.fspath(path)
+    with open(path, "rb", opener=lambda file, flags: os.open(file, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(f"{name}: no regular file, but a pipe or a device; write its content to a file")
+        if len(content := file.read(LIMIT + 1)) > LIMIT:
+            raise ValueError(f"{name}: more than {LIMIT:,} bytes, the most that are read of such a file")
+    return content

@@ -11,9 +11,8 @@ from functools import partial
 
 import torch
 
-from .cuda import driver
-from .files import host
-from .files.state_file import state_folder
+from . import driver, host
+from .state_file import state_folder
 
 #: Bytes that cross the link in a sample, so many that the time to start a copy does not matter.
 SAMPLE = 256 << 20

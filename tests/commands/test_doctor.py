@@ -22,10 +22,9 @@ from pagedopt.commands.doctor import doctor_command, examine, trial
 from pagedopt.kernels import team
 from pagedopt.placements import choose
 from pagedopt.planning import rates
+from pagedopt.system import driver, machine, throughput
 from pagedopt.system import look as build
-from pagedopt.system import machine, throughput
-from pagedopt.system.cuda import driver
-from pagedopt.system.files.state_file import FOLDER_VARIABLE
+from pagedopt.system.state_file import FOLDER_VARIABLE
 
 
 @pytest.fixture
@@ -305,7 +304,7 @@ def test_measuring_leaves_no_file_and_says_what_there_is(
     assert found.ram
     assert found.file_read
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "absent"))
-    monkeypatch.setattr("pagedopt.system.files.host.available", lambda: 1 << 20)  # it is measured with little, then
+    monkeypatch.setattr("pagedopt.system.host.available", lambda: 1 << 20)  # it is measured with little, then
     found = Rates.measured("cpu")
     assert (found.file_read, found.file_write) == (None, None)
     assert found.ram

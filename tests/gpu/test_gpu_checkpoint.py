@@ -17,7 +17,7 @@ from resume import STEPS, Case
 
 from pagedopt.optim.loading.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 pytestmark = NEEDED
 

@@ -19,7 +19,7 @@ from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim.loading import copying
 from pagedopt.placements import choose
 from pagedopt.placements.plain import DeviceArena, HostArena
-from pagedopt.system.cuda import driver, virtual
+from pagedopt.system import driver, virtual
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = (7_001, 300, 5_000)

@@ -15,11 +15,9 @@ import torch
 from ... import __version__
 from ...kernels import team
 from ...planning.rates import Rates
+from ...system import driver, host, machine
 from ...system import look as build
-from ...system import machine
-from ...system.cuda import driver
-from ...system.files import host
-from ...system.files.state_file import state_folder
+from ...system.state_file import state_folder
 from . import trial
 
 #: Packages that a machine may do without, by import name, with what does not work then.
