@@ -23,8 +23,8 @@ from ..planning.estimate import Estimate, estimate
 from ..planning.rates import ASSUMED, Rates
 from ..planning.safetensors import read_parameters
 from ..system import host
-from .doctor.examine import folder
-from .errors import UsageError
+from .examine import folder
+from .parser import UsageError
 from .tables import FittingTable, numbers, say
 
 #: Shares of the state for which there are rows; and what budgets that are looked for are multiples of.

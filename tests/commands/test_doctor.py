@@ -18,7 +18,8 @@ from paths import ROOT
 from stand_ins import raising
 
 from pagedopt import PagedAdamW, Rates
-from pagedopt.commands.doctor import doctor_command, examine, trial
+from pagedopt.commands import examine
+from pagedopt.commands.doctor import about_card
 from pagedopt.kernels import team
 from pagedopt.placements import choose
 from pagedopt.planning import rates
@@ -219,9 +220,9 @@ def test_the_default_on_a_gpu_is_the_first_that_works(monkeypatch: pytest.Monkey
         return {"works": kind.name not in broken}
 
     def default() -> list[str]:
-        return [t["placement"] for t in trial.try_placements(torch.device("cuda", 0)) if t["default"]]
+        return [t["placement"] for t in examine.try_placements(torch.device("cuda", 0)) if t["default"]]
 
-    monkeypatch.setattr(trial, "_try", played)
+    monkeypatch.setattr(examine, "_try", played)
     for name in ("mapped", "managed", "host"):
         assert default() == [name]
         broken[name] = "it is Sunday"
@@ -236,11 +237,11 @@ def test_a_card_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "capabilities", lambda index: able)
     known = examine.card(0)
     assert known["can"] == {"managed": True, "concurrent_managed": False, "mapped": True, "host_pages": False}
-    said = dict(doctor_command.about_card(known))
+    said = dict(about_card(known))
     assert said["memory"] == "10.0 GiB free of 24.0 GiB"
     assert said["memory of the host"] == "managed yes, concurrent managed no, mapped yes, host pages no"
     monkeypatch.setattr(driver, "capabilities", raising(RuntimeError("no cuda-bindings")))
-    assert dict(doctor_command.about_card(examine.card(0)))["memory of the host"] == "not known without cuda-bindings"
+    assert dict(about_card(examine.card(0)))["memory of the host"] == "not known without cuda-bindings"
 
 
 NVRM = {
