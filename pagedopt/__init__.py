@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .common.lazy_names import attach
+from .common.names import attach
 from .optim.foreign_options import NAMES
 from .optim.registry import OPTIMIZERS
 

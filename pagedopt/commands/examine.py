@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..kernels import team
+from ..kernels import cpu
 from ..paging.budget import NOTHING
 from ..paging.pages import lay_out
 from ..placements.choose import ARENAS, Arena, candidates
@@ -126,7 +126,7 @@ def notes(packages: dict[str, str | None]) -> list[str]:
     out = [f"{name} is not installed: {PACKAGES[name]}" for name in PACKAGES if not packages[name]]
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         out.append("NUMBA_DISABLE_JIT is set: the first step of parameters on a CPU turns Numba's compiler on again")
-    if team.openmp() is None:
+    if cpu.openmp() is None:
         out.append("steps on a CPU take one thread: this build of torch has no OpenMP with GCC's interface (libgomp)")
     if torch.cuda.is_available():
         return out

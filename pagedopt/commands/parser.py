@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.similar_names import near
+from ..common.names import near
 from ..formats.names import NAMES, PARAM_FORMAT_NAMES
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from ..formats.names import full_name
 from ..paging.budget import Budget
 from ..placements.choose import ARENAS
 from ..planning.estimate import Estimate, estimate
+from ..planning.model import read_parameters
 from ..planning.rates import ASSUMED, Rates
-from ..planning.safetensors import read_parameters
 from ..system import host
 from .examine import folder
 from .parser import UsageError

@@ -15,8 +15,8 @@ from ..system.graphs import Node, Nodes
 from ..tables.layout import BLOCK
 from ..tables.storage import StorageFormat
 from . import source
-from .kernel_rule import KernelRule
 from .nvrtc import cached_cubin
+from .source import KernelRule
 
 #: Threads of a block of ``prologue.cu``.
 PROLOGUE_BLOCK = 128

@@ -11,8 +11,7 @@ from ..launch.factor import Factor
 from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
 from ..placements.arena import Arena
-from ..tables.checks import LayoutError
-from ..tables.tensors import Tensors, first_element, has_memory, is_dense, local, same_layout
+from ..tables.tensors import LayoutError, Tensors, first_element, has_memory, is_dense, local, same_layout
 from ..transports.by_value import StructTransport
 from ..transports.choose import TransportOption, create
 from .gather import Grads, Member

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose

@@ -14,8 +14,8 @@ from ..launch.sweep import Sweep
 from ..launch.table_copy import TableCopy
 from ..paging.visits import Action, Span, passes
 from ..placements.arena import Arena
-from ..placements.graphs import Graphs
 from ..placements.movers import NodeMover, Ring, Staged
+from ..placements.store import Graphs
 from ..system import internals
 from ..system.driver import CudaError, Event
 from ..system.graphs import BuiltGraph, Nodes

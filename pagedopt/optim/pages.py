@@ -17,8 +17,7 @@ from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, plan
 from ..placements.arena import Arena
 from ..placements.movers import NodeMover, Slots, slot_offset
-from ..placements.state import find
-from ..placements.store import Store
+from ..placements.store import Store, find
 from ..system import graphs, internals
 from ..system.driver import CudaError
 from ..system.graphs import Nodes

@@ -14,7 +14,7 @@ import torch
 from torch.optim import optimizer as torch_hooks
 
 from ..common.patience import Patience
-from ..kernels import team
+from ..kernels import cpu
 from ..system import internals, virtual
 from ..system.driver import CudaError, check_code
 from ..system.interrupts import Uninterrupted
@@ -69,7 +69,7 @@ class QuickStep:
         can = elements <= MAX_ELEMENTS if self._on_cpu else extension.finds_driver()
         if not can or known.sharded or store.limits.budget.auto:
             raise _LongWay
-        self._known, self._forked, self._settings = known, team.forked, _settings(optimizer)
+        self._known, self._forked, self._settings = known, cpu.forked, _settings(optimizer)
         rule_of, format_of, *_ = self._settings
         depends = not getattr(rule_of, "of_items_alone", False)
         mapping = isinstance(optimizer.state_format, Mapping)  # which may be edited where it is
@@ -97,7 +97,7 @@ class QuickStep:
                 if (found := state.addresses()) is None:
                     raise _LongWay
                 counted.append((found[1], found[0][here].tolist()))
-        parallel, count = team.openmp(), 0 if self._clip is None else self._clip.count
+        parallel, count = cpu.openmp(), 0 if self._clip is None else self._clip.count
         self._look = extension.Look(
             groups, rows, len(self._launches), count, optimizer.state, known.seen.names_by_key, counted,
             store.versions.counters * len(self._launches), _FIXED,
@@ -163,7 +163,7 @@ class QuickStep:
 
     def _still_holds(self, optimizer: RuleOptimizer) -> bool:
         """Whether settings are what they were when the look was made."""
-        if optimizer._plan is not self._known or self._known.seen.dead or self._forked is not team.forked:
+        if optimizer._plan is not self._known or self._known.seen.dead or self._forked is not cpu.forked:
             return False
         clip = self._clip
         if (optimizer._max_grad_norm is None) is not (clip is None) or (optimizer.scaled and self._factor is None):

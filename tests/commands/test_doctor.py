@@ -20,10 +20,10 @@ from stand_ins import raising
 from pagedopt import PagedAdamW, Rates
 from pagedopt.commands import examine
 from pagedopt.commands.doctor import about_card
-from pagedopt.kernels import team
+from pagedopt.kernels import cpu
 from pagedopt.placements import choose
 from pagedopt.planning import rates
-from pagedopt.system import driver, machine, throughput
+from pagedopt.system import driver, machine
 from pagedopt.system import look as build
 from pagedopt.system.state_file import FOLDER_VARIABLE
 
@@ -31,9 +31,9 @@ from pagedopt.system.state_file import FOLDER_VARIABLE
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure with a few MiB."""
-    monkeypatch.setattr(throughput, "SAMPLE", 4 << 20)
-    monkeypatch.setattr(throughput, "FILE_SAMPLE", 2 << 20)
-    monkeypatch.setattr(throughput, "SECONDS", 0.05)
+    monkeypatch.setattr(rates, "SAMPLE", 4 << 20)
+    monkeypatch.setattr(rates, "FILE_SAMPLE", 2 << 20)
+    monkeypatch.setattr(rates, "SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -283,7 +283,7 @@ def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkey
 def test_a_torch_without_a_team_of_threads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = dict.fromkeys(examine.PACKAGES, "1")
     assert not any("one thread" in note for note in examine.notes(packages))
-    monkeypatch.setattr(team, "openmp", lambda: None)
+    monkeypatch.setattr(cpu, "openmp", lambda: None)
     assert any("steps on a CPU take one thread" in note for note in examine.notes(packages))
 
 
@@ -318,7 +318,7 @@ def test_a_rate_is_bytes_by_the_median_of_seconds_without_the_first(monkeypatch:
         now[0] += took.pop(0)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    assert throughput._rate(1000, [work], before=lambda: now.append(0.0)) == 500
+    assert rates._rate(1000, [work], before=lambda: now.append(0.0)) == 500
     assert (took, len(now)) == ([], 5)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...common.kind_of import kind_of
+from ...common.names import kind_of
 from ...formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ...formats.format import Column, Format
 from ...formats.int8 import OLD_ROOT2

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...placements import choose
-from ...placements.state import Wanted
-from ...placements.store import Store
+from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ..columns import state_columns, walked_like
 from ..rule_optimizer import RuleOptimizer, occurrences, state_tensors

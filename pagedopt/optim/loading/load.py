@@ -16,8 +16,7 @@ import torch
 
 from ...formats.floating import NUMBERS
 from ...formats.format import Format
-from ...placements.state import Wanted
-from ...placements.store import Store
+from ...placements.store import Store, Wanted
 from ...system.interrupts import Uninterrupted
 from ...tables.tensors import local, widest_first
 from ..columns import decode, encode
