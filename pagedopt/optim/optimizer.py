@@ -39,10 +39,7 @@ from .class_checks import (
 from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
-from .loading.check import check_is_dict, has_old_codes
-from .loading.copying import bring_home, duplicate, into_pages
-from .loading.load import load
-from .locks import OptimizerLock
+from .load import bring_home, duplicate, into_pages, load
 from .options import Options, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
@@ -53,7 +50,8 @@ from .overlap.within import UNCLIPPABLE, Within
 from .plan import NO_SHARDS, Step, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
-from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
+from .rule_optimizer import Group, OptimizerLock, RuleOptimizer, check_whole, occurrences, state_tensors
+from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]

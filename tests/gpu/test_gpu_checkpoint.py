@@ -15,7 +15,7 @@ import torch
 from gpu_support import NEEDED, settled
 from resume import STEPS, Case
 
-from pagedopt.optim.loading.load import STAGING_BYTES
+from pagedopt.optim.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
 from pagedopt.system import driver
 

@@ -18,7 +18,7 @@ from stand_ins import raising
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.loading import load
+from pagedopt.optim import load
 from tests.specs import SPECS, Spec
 
 StateDict = dict[str, Any]
