@@ -66,8 +66,8 @@ TABLE = {
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
             '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
             "AdamW. State of parameters below 4,096 elements is float32. Not for parameters in which neighbouring "
-            "elements have very different gradients, as in an embedding narrower than 256: give it a group with 'float32'. "
-            "Refused for complex parameters, for DTensors and for first moments with a decay above 0.99",
+            "elements have very different gradients, as in an embedding narrower than 256: give it a group with "
+            "'float32'. Refused for complex parameters, for DTensors and for first moments with a decay above 0.99",
             '{"exp_avg": "bfloat16"}': "one state; all others have the parameter's dtype",
         },
     ),
