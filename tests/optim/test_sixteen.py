@@ -281,3 +281,9 @@ def test_shards_are_parts_of_the_whole(where: str, options: str, placed: Placed)
         assert isinstance(mine, DTensor)
         part = theirs.chunk(4, placement.dim)[2] if placement.is_shard() else theirs
         assert torch.equal(mine.to_local(), part), name
+    masters = opts[0].master_state_dict({"p": p})
+    opts[0].reset_master(p)
+    opts[0].load_master(masters, {"p": p})
+    for mine in (masters["p"], opts[0].master(p)):
+        assert isinstance(mine, DTensor)
+        assert torch.equal(mine.to_local(), placed(opts[1].master(q), placement).to_local())  # type: ignore[attr-defined]
