@@ -224,6 +224,8 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self.param_format is not None:
             masters.look_for_writes(self)
+        if self._overlap is not None:
+            self._overlap.order_pages(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
