@@ -64,7 +64,7 @@ _ADVICE = "Call refresh() before the next replay, or capture again"
 
 
 #: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
-MIDWAY = {"_step", "wait", "memory_report", "overlap_report"}
+MIDWAY = {"_step", "wait", "memory_report"}
 Own = TypeVar("Own", bound="PagedOptimizer")
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -221,6 +221,8 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self._has_masters:
             masters.look_for_writes(self)
+        if self._overlap is not None:
+            self._overlap.order_pages(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
@@ -776,11 +778,10 @@ class PagedOptimizer(RuleOptimizer):
             raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
         return Watch(self._overlap)
 
-    @locked
     def overlap_report(self) -> OverlapReport:
         """Return, since :meth:`attach`, counts of launches hidden and waited for, and of steps that were not queued.
 
-        All are zero if no model is attached.  See :class:`OverlapReport`.
+        All are zero if no model is attached.  It waits for nothing.  See :class:`OverlapReport`.
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
 
