@@ -270,7 +270,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         for name, said in NAMES.items()
     ),
     *(
-        (lambda path=path: make().load_state_dict(path), TypeError, "this is a path; write load_state_dict(torch.load('ck.pt'))")
+        (lambda path=path: make().load_state_dict(path), TypeError, "is a path; write load_state_dict(torch.load('ck.pt'))")
         for path in ("ck.pt", Path("ck.pt"))
     ),
     (lambda: make().load_state_dict(make()), TypeError, "this is an optimizer; pass its state_dict()"),
@@ -294,7 +294,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("act", "kind", "said"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("act", "kind", "said"), [pytest.param(*row, id=row[-1].strip()) for row in REFUSED])
 def test_what_is_wrong_is_refused_in_words(act: Callable[[], Any], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         act()
