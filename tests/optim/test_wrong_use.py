@@ -270,7 +270,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         for name, said in NAMES.items()
     ),
     *(
-        (lambda path=path: make().load_state_dict(path), TypeError, "is a path; write load_state_dict(torch.load('ck.pt'))")
+        (lambda path=path: make().load_state_dict(path), TypeError, "write load_state_dict(torch.load('ck.pt'))")
         for path in ("ck.pt", Path("ck.pt"))
     ),
     (lambda: make().load_state_dict(make()), TypeError, "this is an optimizer; pass its state_dict()"),
