@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
+from children import run
 from clients import ADAMW, PLACES, Watched, digest, everywhere, gpt2, moved_alike, on_devices, values
 
 from pagedopt import PagedAdamW
@@ -95,6 +98,60 @@ def test_fp16_clipped_inside(tmp_path: Path, device: str, place: str) -> None:
     clients.agree(ends, STEPS, 2e-2, values(gpt2()), skips=True)
 
 
+#: Of a model loaded in bfloat16: the class's options, and bytes of state a parameter.
+SIXTEEN: dict[str, tuple[dict[str, Any], int]] = {
+    "stochastic": ({"param_rounding": "stochastic"}, 4),
+    "+8": ({"param_format": "bfloat16+8", "state_format": "int8"}, 9),
+    "+16": ({"param_format": "bfloat16+16"}, 10),
+}
+
+
+def in_bfloat16(folder: Path, device: str, stored: str, **arguments: Any) -> Any:
+    """A Trainer of a model that is loaded in bfloat16 from ``folder``."""
+    net = transformers.GPT2LMHeadModel.from_pretrained(str(folder / "gpt2"), dtype=torch.bfloat16)
+    options = {"lr": 1e-4, **SIXTEEN[stored][0], "device_budget": 0}
+    torch.manual_seed(0)
+    return trainer(folder / "made", device, net, (PagedAdamW, options), **{"max_steps": 200, **arguments})
+
+
+@on_devices
+@pytest.mark.parametrize("stored", SIXTEEN)
+def test_a_model_loaded_in_bfloat16(tmp_path: Path, device: str, stored: str) -> None:
+    """A model loaded in bfloat16, `param_rounding` or `param_format`: 200 steps, killed and resumed, to the bit."""
+    gpt2().save_pretrained(str(tmp_path / "gpt2"))
+    saving = {"save_strategy": "steps", "save_steps": 100}
+    whole = in_bfloat16(tmp_path, device, stored)
+    whole.train()
+    code = f"import test_trainer; test_trainer.train_until_killed({str(tmp_path)!r}, {device!r}, {stored!r})"
+    done = run("-c", code, timeout=110)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = in_bfloat16(tmp_path, device, stored, **saving)
+    again.train(resume_from_checkpoint=str(tmp_path / "made" / "checkpoint-100"))
+    assert again.state.global_step == 200
+    assert digest(again.model, inner(again)) == digest(whole.model, inner(whole))
+    opt, net = inner(again), again.model
+    assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
+    masters = opt.master_state_dict(net.named_parameters())
+    lost = sum(int((masters[name] != p).sum()) for name, p in net.named_parameters())
+    assert (lost > 0) is ("param_format" in SIXTEEN[stored][0])
+    state = sum(t.nbytes for entry in opt.state.values() for name, t in entry.items() if name != "step")
+    assert state <= SIXTEEN[stored][1] * sum(p.numel() for p in net.parameters())
+
+
+def train_until_killed(folder: str, device: str, stored: str) -> None:
+    """In a process of its own, which ends amid its way from a checkpoint to the next."""
+
+    class Kill(transformers.TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 130:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    clients.exact()
+    made = in_bfloat16(Path(folder), device, stored, save_strategy="steps", save_steps=100)
+    made.add_callback(Kill())
+    made.train()
+
+
 @everywhere
 def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None:
     """`gradient_checkpointing=True`."""
@@ -135,7 +192,7 @@ def go_on(folder: Path, device: str, before: str, after: str) -> str:
 
 @everywhere
 def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
-    """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
+    """Ours loads a checkpoint of torch's AdamW, and torch's one of ours."""
     ours, theirs = clients.kinds(place)
     whole = trainer(tmp_path / "whole", device, kind=theirs)
     whole.train()
@@ -164,7 +221,7 @@ class Crowded(torch.nn.Module):
 
 @everywhere
 def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
-    """`auto_find_batch_size=True`: a failed try leaves nothing of it in memory but the state that goes on."""
+    """`auto_find_batch_size=True`: a failed try leaves nothing in memory but the state that is still used."""
     made = trainer(tmp_path, device, Crowded(), (Watched, PLACES[place]), auto_find_batch_size=True)
     left: list[Any] = []
 

@@ -1,6 +1,6 @@
 """``notes/contract.md``: what is done to an optimizer, and where ours does not do what torch's does.  To write it anew:
 
-    PYTHONPATH=.:tests/helpers:tests/contract python -m contract_page
+    PYTHONPATH=.:tests/helpers:tests/contract python -m tests.contract.page
 
 It is made of scenarios and listed differences alone, as ``tests/contract`` holds both. A scenario without a
 difference is only counted: it is as in torch, in each placement.
@@ -12,9 +12,9 @@ import importlib
 import textwrap
 from pathlib import Path
 
-from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Scenario
-
+from pagedopt.optim.registry import OPTIMIZERS
 from tests.contract.differences import DIFFERENCES, Difference
+from tests.contract.scenarios import PLACES, SCENARIOS, Scenario
 
 PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
 #: In which order files of scenarios (``tests/contract/test_contract_*.py``) are on it.
@@ -27,7 +27,7 @@ for _file in FILES:
 _HEAD = """\
 # The contract: where these optimizers differ from torch's
 
-Made by `tests/helpers/contract_page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
+Made by `tests/contract/page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
 with ours, in each placement: {places}.
 It compares parameters, state, and values and types of errors. In {same} scenarios nothing differs; the lists say what
 does in the others, for all optimizers where none is named. `PagedLion` is compared with Lion in plain torch.
