@@ -32,9 +32,7 @@ from experiments.works.link import BOTH, Link
 from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK
 from pagedopt import PagedAdamW
-from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
-from pagedopt.commands.train.gpt import build_model
-from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.planning.sizes import BYTES, Size
 
 MEASURES = ("kernels", "launch", "tables", "optim", "paging")

@@ -10,8 +10,7 @@ import torch
 from ..formats.floating import NUMBERS, columns_of
 from ..formats.format import MAX_BLOCK, Column, Format
 from ..formats.sixteen import LOST, PARAM
-from ..placements.state import Wanted
-from ..placements.store import Store
+from ..placements.store import Store, Wanted
 from ..tables.tensors import dense_like, like_shard, local, misfit, same_layout, widest_first
 from .rule_optimizer import Group, RuleOptimizer, occurrences
 

@@ -15,8 +15,8 @@ from ..formats.format import Format
 from ..formats.sixteen import PARAM, REMAINDERS, ParameterFormat
 from ..rules.rule import Rule, check_rule
 from ..system.warn import warn_once
-from ..tables.checks import DtypeError
 from ..tables.tensors import (
+    DtypeError,
     first_element,
     is_fake,
     is_partial,

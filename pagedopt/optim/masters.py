@@ -8,15 +8,15 @@ from operator import attrgetter
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..formats.sixteen import PARAM
 from ..system.interrupts import Uninterrupted
 from ..system.warn import warn_once
 from ..tables.tensors import local, misfit
 from .columns import HOST, decode
-from .loading.check import is_whole
 from .plan import preallocate
 from .rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
+from .state_dict import is_whole
 
 Named = Iterable[tuple[str, torch.Tensor]] | Mapping[str, torch.Tensor]
 _version = attrgetter("_version")
@@ -38,8 +38,8 @@ def master_state_dict(optimizer: RuleOptimizer, named: Named) -> dict[str, torch
     for name, p in params.items():
         if id(p) not in own and local(p).data_ptr() in memory:
             raise ValueError(
-                f"{name} is no parameter of this optimizer, and shares memory with one: what that has lost would be left "
-                "out; give model.named_parameters(), or model.state_dict(keep_vars=True)"
+                f"{name} is no parameter of this optimizer, and shares memory with one: what that has lost would be "
+                "left out; give model.named_parameters(), or model.state_dict(keep_vars=True)"
             )
     return {name: _master(optimizer, p, HOST) for name, p in params.items()}
 

@@ -13,17 +13,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system.cuda import virtual
+from ..system import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.state_lost import StateLost
-from ..system.warn import log, outside
+from ..system.warn import StateLost, log, outside
 from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
@@ -40,10 +39,7 @@ from .class_checks import (
 from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
-from .loading.check import check_is_dict, has_old_codes
-from .loading.copying import bring_home, duplicate, into_pages
-from .loading.load import load
-from .locks import OptimizerLock
+from .load import bring_home, duplicate, into_pages, load
 from .options import Options, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
@@ -54,7 +50,8 @@ from .overlap.within import UNCLIPPABLE, Within
 from .plan import NO_SHARDS, Step, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
-from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
+from .rule_optimizer import Group, OptimizerLock, RuleOptimizer, check_whole, occurrences, state_tensors
+from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..formats.floating import known, real_dtype
 from ..formats.format import Format
-from ..placements.state import ReadyArenas
+from ..placements.store import ReadyArenas
 from ..system.interrupts import Uninterrupted
 from ..system.look import compiled_look
 from ..tables.tensors import is_dense

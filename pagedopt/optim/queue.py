@@ -11,13 +11,13 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 
 import torch
 
-from ..launch.device_step import DeviceStep
+from ..launch.on_device import DeviceStep
 from ..placements.arena import Arena
 from ..system import internals
-from ..system.cuda.driver import Event, relaxed_capture
+from ..system.driver import Event, relaxed_capture
 from ..system.interrupts import Uninterrupted
 from .launch import Work
-from .page_graphs import StagedGraph
+from .pages import StagedGraph
 from .pending import REPLACED, LastLaunches, Pending, cannot_be_told, memory_of
 from .plan import Step
 from .rule_optimizer import RuleOptimizer, whole

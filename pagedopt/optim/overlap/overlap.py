@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from ...system import internals
 from ...system.compare_tensors import identities
-from ...system.cuda.driver import Event
+from ...system.driver import Event
 from ...system.warn import outside
 from ..pending import LastLaunches, addresses_in, memory_of
 from ..plan import Plan, Step

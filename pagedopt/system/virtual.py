@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from ..interrupts import Uninterrupted
-from ..state_lost import lost_in_move
 from .driver import CudaError, Location, bindings, call, check, location, relaxed_capture, view
+from .interrupts import Uninterrupted
+from .warn import lost_in_move
 
 #: Bytes of each page on a device, by its handle.
 device_pages: dict[int, int] = {}
-#: Called with the bytes of a device page before it is created; each may refuse it (page_limit.py).
+#: Called with the bytes of a device page before it is created; each may refuse it (:func:`device_page_limit`).
 limits: list[Callable[[int], None]] = []
 
 
@@ -249,3 +249,41 @@ def _unmap(each: _Dead) -> CudaError | None:
         device_pages.pop(int(handle), None)
     d.cuMemAddressFree(each.address, each.nbytes)
     return None
+
+
+def _nothing() -> int:
+    return 0
+
+
+@contextlib.contextmanager
+def device_page_limit(nbytes: int, beside: Callable[[], int] = _nothing) -> Iterator[None]:
+    """Refuse device pages of ``placement="mapped"`` beyond a limit, to test code that makes room for itself.
+
+    It holds for the whole process.  Limits inside each other all hold.  Pages that are there already stay.
+
+    Args:
+        nbytes: bytes that all device pages of this process and what is beside them may hold.
+        beside: returns the bytes that others hold now; it is called before every page.
+
+    Raises:
+        ValueError: ``nbytes`` is negative.
+
+    Example:
+        >>> with device_page_limit(64 << 20):  # doctest: +SKIP
+        ...     optimizer.set_device_budget("100%")
+        torch.OutOfMemoryError: CUDA out of memory. cuda:0 has no 2,097,152 bytes left for optimizer state …
+    """
+    if nbytes < 0:
+        raise ValueError(f"nbytes is {nbytes}; give the bytes that device pages may hold, from 0 on")
+
+    def check(more: int) -> None:
+        held, others = sum(device_pages.values()), beside()
+        if held + others + more > nbytes:
+            said = f"the limit of {nbytes:,} bytes: device pages hold {held:,}, and beside them are {others:,}"
+            raise CudaError("cuMemCreate", "CUDA_ERROR_OUT_OF_MEMORY", said)
+
+    limits.append(check)
+    try:
+        yield
+    finally:
+        limits.remove(check)

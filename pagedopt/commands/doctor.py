@@ -1,17 +1,4 @@
-"""Look at this machine: driver, CUDA versions, GPUs and what they can do with host memory, free memory and disk, and
-transfer rates, measured in a few seconds. Every placement of optimizer state is tried with a few MiB. The report says
-which placements work, and which one an optimizer with a budget gets; and whether a step that repeats the last one is
-one compiled call or looks in Python. Works without a GPU, and says what is missing.
-
-examples:
-  python -m pagedopt doctor
-  python -m pagedopt doctor --quick                 (without measuring rates)
-  python -m pagedopt doctor --device cpu            (of a machine with a GPU: what parameters on its CPU get)
-  python -m pagedopt doctor --json > here.json      (for `plan --rates here.json`, here or elsewhere)
-
-Exit status 0; 1 if something that should work here does not: a package that is needed is missing, or a placement that
-the machine says it supports fails when it is tried.
-"""
+"""``python -m pagedopt doctor``: find out what this machine can do by trying it."""
 
 from __future__ import annotations
 
@@ -20,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ...common.facts_table import facts_table
-from ...common.units import text_of_bytes
+from ..common.facts_table import facts_table
+from ..common.units import text_of_bytes
 
 HELP = "say what this machine can do, which placements work on it and how fast it moves bytes"
 
@@ -38,8 +25,8 @@ def main(args: argparse.Namespace) -> int:
     """Examine the machine, print the report, and return 1 if something that should work does not, else 0."""
     from rich.console import Console
 
-    from ..device import pick_device
     from .examine import examine
+    from .parser import pick_device
 
     device = pick_device(args.device)
     with Console(stderr=True).status("examining this machine"):
@@ -56,8 +43,8 @@ def show(report: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from ...planning.rates import Rates
-    from ..tables import say
+    from ..planning.rates import Rates
+    from .tables import say
 
     console, placements = Console(), map(about_placement, report["placements"])
     console.print(facts_table("this machine", about_machine(report)))

@@ -1,14 +1,20 @@
-"""GPT-2 (Radford et al., 2019) in PyTorch's own layers, without dropout."""
+"""What ``train`` trains: GPT-2 (Radford et al., 2019) in PyTorch's own layers, its text, and its learning rate."""
 
 from __future__ import annotations
 
 import math
+import os
+import sysconfig
+from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...planning.sizes import Size
+from ..planning.sizes import Size
+from .parser import UsageError
 
 
 class Attention(nn.Module):
@@ -79,3 +85,55 @@ def build_model(size: Size, block: int, seed: int, device: torch.device) -> GPT:
         torch.manual_seed(seed)
         model = GPT(size, block)
     return model.to(device)
+
+
+# --- the text: sources of Python's own standard library, as bytes; nothing is downloaded ------------------------------
+
+CORPUS_LIMIT = 16 * 2**20  # bytes; more than today's standard library has
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def source_files(root: Path) -> list[Path]:
+    """Return the library's sources in an order that does not depend on the file system."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in SKIPPED]  # site-packages alone takes long to walk
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def load_corpus(block: int, root: Path | None = None) -> Bytes:
+    """Read the standard library (or the *.py files under ``root``) for sequences of ``block`` tokens."""
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    text = b"".join(path.read_bytes() for path in source_files(root))[:CORPUS_LIMIT]
+    if len(text) < block + 1:
+        raise UsageError(f"{root} holds {len(text):,} bytes of Python's sources; a sequence takes {block + 1:,}")
+    return np.frombuffer(text, np.uint8)
+
+
+def sample_batch(text: Bytes, batch: int, block: int, seed: int, step: int) -> Tensor:
+    """Return (batch, block + 1) int64 tokens that depend on seed and step alone."""
+    starts = np.random.default_rng((seed, step)).integers(0, len(text) - block, size=batch)
+    windows = text[starts[:, None] + np.arange(block + 1)]
+    return torch.from_numpy(windows.astype(np.int64))
+
+
+def to_device(windows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets on the device."""
+    windows = windows.to(device)
+    return windows[:, :-1], windows[:, 1:]
+
+
+#: The last step has this part of the peak learning rate.
+FLOOR = 0.1
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Return the rate of a step: linear warm-up over a tenth of the run, then a cosine down to a tenth of the peak."""
+    warmup = max(1, steps // 10)
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - 1 - warmup)
+    return peak * (FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))

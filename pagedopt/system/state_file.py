@@ -1,4 +1,4 @@
-"""A mapped file without a name, parts of which can be replaced by ordinary memory at the same addresses."""
+"""Mapped files without a name, parts of which can be replaced by ordinary memory at the same addresses."""
 
 from __future__ import annotations
 
@@ -6,20 +6,201 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import operator
 import os
 import shutil
 import struct
 import tempfile
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ..interrupts import Uninterrupted
-from ..state_lost import lost_in_move
-from . import disk_file, libc
-from .disk_file import DiskFile
-from .fresh import Fresh, Stretch, filled, joined, total, unmap_all
+from . import libc
 from .host import file_system
+from .interrupts import Uninterrupted
+from .warn import lost_in_move
+
+# --- open files: state files are ranges of a few, as descriptors are scarce -------------------------------------------
+
+#: The most files that are opened in a folder.  Each of the first state files has its own; later ones share them.
+FILES = 16
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
+
+
+class DiskFile:
+    """An open file without a name; ``number`` is its descriptor.  It is closed with its last user.
+
+    A range that is given back leaves a hole on the disk.  Later ranges begin behind all others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.number = _open_nameless(folder)
+        self.close = weakref.finalize(self, os.close, self.number)
+        self.close.atexit = False  # functions that run at exit may still use it
+        self._owner = os.getpid()
+        self._end = 0
+        self._taken: dict[int, int] = {}  # bytes by begin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all ranges in use."""
+        return sum(self._taken.values())
+
+    def take(self, nbytes: int) -> int:
+        """Return the begin of a new range of zeros; after an OSError the file is as it was."""
+        begin = self._end
+        os.ftruncate(self.number, begin + nbytes)
+        self._end = begin + nbytes
+        self._taken[begin] = nbytes
+        return begin
+
+    def give_back(self, begin: int) -> None:
+        """Free the disk space of a range that nobody maps.  A file system without holes keeps it until the file ends.
+
+        Finalizers call this, perhaps in the middle of :meth:`take`, so it takes no lock.
+        """
+        nbytes = self._taken.pop(begin)
+        if os.getpid() == self._owner:  # in a forked child: the parent still uses the range
+            with contextlib.suppress(OSError):
+                libc.punch_hole(self.number, begin, nbytes)
+
+    def bytes_on_disk(self, begin: int) -> int:
+        """Return the disk space of a range: the file's, divided among all ranges in use by their sizes."""
+        return os.fstat(self.number).st_blocks * 512 * self._taken[begin] // self.nbytes
+
+
+_lock = threading.Lock()
+_files: dict[str, weakref.WeakSet[DiskFile]] = {}  # by folder; a file stays as long as its users
+
+
+def take(folder: Path, nbytes: int, first: Callable[[int], object]) -> tuple[DiskFile, int]:
+    """Return a file in ``folder`` and the begin of a range of zeros in it, which is the caller's until given back.
+
+    Args:
+        first: called with the descriptor of a new file before it has any byte.
+
+    Raises:
+        OSError: the folder takes no file, or none so large.
+    """
+    with _lock:
+        files = _files.setdefault(os.fspath(folder), weakref.WeakSet())
+        if len(there := list(files)) >= FILES:
+            file = min(there, key=lambda each: each.nbytes)
+            return file, file.take(nbytes)
+        file = DiskFile(folder)
+        try:
+            first(file.number)
+            begin = file.take(nbytes)
+        except BaseException:
+            file.close()
+            raise
+        files.add(file)
+        return file, begin
+
+
+def _open_nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+    file, name = tempfile.mkstemp(prefix="pagedopt-", dir=folder)
+    os.unlink(name)
+    return file
+
+
+def _after_fork() -> None:
+    """Forget the files: what a child writes would be in its parent's.  Another thread may have held the lock."""
+    global _lock, _files
+    _lock, _files = threading.Lock(), {}
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# --- memory that is filled first and then replaces parts of a mapped file in one system call each ---------------------
+
+#: (offset, bytes) of a part of the file.
+Stretch = tuple[int, int]
+_bytes = operator.itemgetter(1)
+
+
+class Fresh:
+    """Memory for parts of a state file that are to become ordinary memory.
+
+    It is one mapping for all parts: otherwise Linux does not join them again at their targets, and mappings run out.
+
+    Args:
+        stretches: the parts; each is taken from its beginning on.
+
+    Raises:
+        OSError: the system gives less.
+    """
+
+    def __init__(self, stretches: Sequence[Stretch]) -> None:
+        self._left: dict[int, tuple[int, int]] = {}  # by offset in the file: address, bytes
+        self._give_back = weakref.finalize(self, unmap_all, self._left)
+        needed = total(stretches)
+        with Uninterrupted():
+            address = libc.map_anonymous(needed) if needed else 0
+            for offset, nbytes in filled(stretches):
+                self._left[offset] = (address, nbytes)
+                address += nbytes
+
+    def part(self, stretch: Stretch) -> ctypes.Array[ctypes.c_ubyte]:
+        """Return the memory for the next stretch, to be filled."""
+        return (ctypes.c_ubyte * stretch[1]).from_address(self._left[stretch[0]][0])
+
+    def put(self, stretch: Stretch, target: int) -> None:
+        """Move the memory of a stretch to ``target``; OSError if refused, and ``target`` may be unmapped then."""
+        offset, nbytes = stretch
+        address, left = self._left.pop(offset)  # first: from here on this object must not unmap it
+        if left > nbytes:
+            self._left[offset + nbytes] = (address + nbytes, left - nbytes)
+        try:
+            libc.put(address, nbytes, target)
+        except OSError:
+            libc.unmap(address, nbytes)
+            raise
+
+    def __enter__(self) -> Fresh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Unmap what was not used."""
+        self._give_back()
+
+
+def unmap_all(parts: dict[int, tuple[int, int]]) -> None:
+    """Unmap the (address, bytes) of each part, and remove it from the dict."""
+    with Uninterrupted():
+        while parts:
+            libc.unmap(*parts.popitem()[1])
+
+
+def total(stretches: Sequence[Stretch]) -> int:
+    """Return the bytes of all stretches."""
+    return sum(map(_bytes, stretches))
+
+
+def filled(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
+    """Return the stretches that are not empty."""
+    return filter(_bytes, stretches)
+
+
+def joined(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Return the stretches that are not empty; those that follow each other without a gap are one."""
+    found: list[Stretch] = []
+    for offset, nbytes in filled(stretches):
+        if found and sum(found[-1]) == offset:
+            offset, before = found.pop()
+            nbytes += before
+        found.append((offset, nbytes))
+    return found
+
+
+# --- the mapped range -------------------------------------------------------------------------------------------------
 
 #: The variable that names the folder of state files.
 FOLDER_VARIABLE = "PAGEDOPT_STATE_DIR"
@@ -90,7 +271,7 @@ class StateFile:
         self._through_mapping = fs_type in _STACKED
         self._disk: DiskFile | None = None
         with self._explained(nbytes):
-            self._disk, self._begin = disk_file.take(folder, nbytes, _do_not_copy if fs_type in _COPYING else bool)
+            self._disk, self._begin = take(folder, nbytes, _do_not_copy if fs_type in _COPYING else bool)
             self._file = self._disk.number
             try:
                 self.address = libc.map_file(nbytes, self._file, self._begin)

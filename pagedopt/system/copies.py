@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from .calls import Call
-from .driver import bindings, check
+from .driver import Call, bindings, check
 
 #: Least bytes between rows that the driver refuses: ``CU_DEVICE_ATTRIBUTE_MAX_PITCH`` is one less, on all devices.
 _PITCH_END = 1 << 31

@@ -1,21 +1,4 @@
-"""Train a small GPT on the text of Python's standard library. Three contenders begin with the same weights, and take
-each step in turn on the same batch:
-
-  torch AdamW       torch's own optimizer
-  PagedAdamW        ours, with all of its state in memory
-  PagedAdamW, 25%   ours with a budget: a quarter of its state stays in memory
-
-What does not stay lies in a file (of a model on a GPU: on the host) and passes through memory in each step. A run takes
-about a minute, and ends with a table (of losses it has the mean of the last ten), two sentences and a picture. The
-first sentence says how far ours and torch's losses are apart (rounding explains it, or state of fewer bits); the
-second, that the budget has changed no bit. If one of the two does not hold, the exit status is 1. Ctrl-C shows the
-table so far.
-
-A budget is in whole pages, of 128 KiB in a file and 2 MiB on a GPU: in a small model more stays than a percentage says.
-
-Try next: --device-budget 0 (no state stays), --state-format int8 (a quarter of the bytes, and a curve near torch's),
---optimizer lion (which torch does not have).
-"""
+"""``python -m pagedopt train``: train a small GPT with torch's optimizer, with ours, and with ours on a budget."""
 
 from __future__ import annotations
 
@@ -23,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ...optim.registry import OPTIMIZERS
-from ..parser import BUDGET, PARAM_FORMAT, STATE_FORMAT, any_of
+from ..optim.registry import OPTIMIZERS
+from .parser import BUDGET, PARAM_FORMAT, STATE_FORMAT, any_of
 
 HELP = "train a GPT with torch's optimizer, with ours, and with ours on a budget, and compare"
 NAMES = [entry.module for entry in OPTIMIZERS]
@@ -66,6 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Train and report. Return 0; 1 if curves or bits differ; 130 after Ctrl-C."""
-    from .run import run  # imports torch
+    from .contest import run  # imports torch
 
     return run(args)

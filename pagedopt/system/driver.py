@@ -12,16 +12,18 @@ import enum
 import functools
 import mmap
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.multiprocessing import reductions
 
-from . import sharing
+from .look import compiled_look
 
 #: Largest share of free device memory that managed allocations may take: oversubscription can hang a driver.
 MANAGED_SHARE = 0.25
@@ -345,12 +347,78 @@ def view(address: int, nbytes: int, device: int, owner: object, part: bool = Fal
     """Return memory as a CUDA tensor (uint8) that keeps ``owner`` alive; ``part``: another such tensor contains it."""
     interface = _ArrayInterface(address, nbytes, owner)
     if not part:
-        sharing.copy_what_cannot_be_shared()
-        sharing.ranges[address] = nbytes
-        weakref.finalize(interface, sharing.ranges.pop, address, None)
+        copy_what_cannot_be_shared()
+        ranges[address] = nbytes
+        weakref.finalize(interface, ranges.pop, address, None)
     return torch.as_tensor(interface, device=f"cuda:{device}")
 
 
 def as_tensor(buffer: Buffer) -> torch.Tensor:
     """Return the bytes of ``buffer`` as a CUDA tensor (uint8) that keeps it alive."""
     return view(buffer.address, buffer.nbytes, buffer.device, (buffer, buffer.host))
+
+
+# --- torch.multiprocessing: tensors over our own memory ---------------------------------------------------------------
+#
+# torch has no handle for memory that its allocator does not know: such tensors are copied into memory of torch first.
+
+#: The memory that our tensors view: bytes by address.
+ranges: dict[int, int] = {}
+
+
+@functools.cache
+def copy_what_cannot_be_shared() -> None:
+    """Make queues and pipes of ``torch.multiprocessing`` copy tensors that view :data:`ranges`."""
+    ForkingPickler.register(torch.Tensor, _reduce)
+
+
+def _reduce(tensor: torch.Tensor) -> Any:
+    if tensor.is_cuda and tensor.layout is torch.strided:
+        at = tensor.untyped_storage().data_ptr()
+        if any(start <= at < start + nbytes for start, nbytes in ranges.items()):
+            tensor = tensor.clone()
+    return reductions.reduce_tensor(tensor)
+
+
+# --- calls whose arguments stay the same: one call of the compiled extension where there is one -----------------------
+
+
+#: The name of a driver's function, and at most four arguments: addresses, handles and numbers.
+Call = tuple[str, *tuple[int, ...]]
+
+
+class Calls:
+    """Calls in their order; a call of this object makes them.
+
+    Args:
+        calls: they.
+        keeps: what they point to.
+
+    Example:
+        >>> wait = Calls([("cuStreamWaitEvent", stream, event, 0)])
+        >>> wait()
+    """
+
+    __slots__ = ("_calls", "_compiled", "_keeps")
+
+    def __init__(self, calls: Iterable[Call], keeps: object = None) -> None:
+        self._calls, self._keeps = tuple(calls), keeps
+        self._compiled: Any = None
+
+    def __call__(self) -> None:
+        """Make the calls; CudaError if the driver refuses one: those behind it are not made."""
+        if self._compiled is None and (extension := extension_with_driver()) is not None:
+            self._compiled = extension.Calls(self._calls)
+        if self._compiled is None:
+            for name, *given in self._calls:
+                call(name, *given)
+            return
+        number, error = self._compiled.make()
+        if error:
+            check_code(self._calls[number][0], error)
+
+
+def extension_with_driver() -> Any:
+    """Return the compiled extension if it finds the driver; None: it does not, or there is none (yet)."""
+    extension = compiled_look()
+    return extension if extension is not None and extension.finds_driver() else None
