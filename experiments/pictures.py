@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.clock import Series
 from experiments.lab import Column, Page, Row, Rows, cell, number, number_in
-from pagedopt.commands.results import as_json, new_figure
+from pagedopt.commands.tables import as_json, new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
 PAGE, DPI = 8.0, 150

@@ -18,7 +18,7 @@ from experiments.clock import Case
 from experiments.lab import Page, Row, Rows, Run, gb_per_s, on_one_clock, over
 from experiments.pictures import Bars
 from experiments.works.list_copy import Call, checked, in_torch, over_a_list
-from pagedopt.system.cuda.driver import bindings, call
+from pagedopt.system.driver import bindings, call
 
 NEEDS_GPU = True
 MEASURES = ("launch", "tables")

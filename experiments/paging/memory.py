@@ -18,7 +18,13 @@ import torch
 
 from experiments.lab import Column, Page, Row, Rows, Run, gb
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
-from pagedopt.system.files.host import numbers
+from pagedopt.system.host import numbers
+
+NEEDS_GPU = True
+MEASURES = ("paging", "placements")
+#: Shares of state on the device.
+SHARES = (0.0, 0.25, 0.5)
+STEPS = 3
 
 
 @contextlib.contextmanager
@@ -38,13 +44,6 @@ def watched(read: Callable[[], int], pause: float = 0.001) -> Iterator[list[int]
         stop.set()
         thread.join()
         found.append(read())
-
-
-NEEDS_GPU = True
-MEASURES = ("paging", "placements")
-#: Shares of state on the device.
-SHARES = (0.0, 0.25, 0.5)
-STEPS = 3
 
 
 def host_available() -> int:

@@ -23,8 +23,8 @@ from experiments.clock import Case
 from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Lines
 from pagedopt import Sweep, rule
-from pagedopt.system.cuda import driver
-from pagedopt.system.cuda.driver import Advice, Location, capabilities
+from pagedopt.system import driver
+from pagedopt.system.driver import Advice, Location, capabilities
 from pagedopt.tables.layout import HostTable, Span, table_type
 from pagedopt.transports.by_value import HybridTransport, StructTransport
 from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport, TableBuffer

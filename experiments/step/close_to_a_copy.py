@@ -33,7 +33,7 @@ from experiments.works.paged import FULL, QUICK, Problem
 
 ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits"}
 NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
-MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/files")
+MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.

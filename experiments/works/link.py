@@ -11,7 +11,7 @@ import torch
 from experiments.clock import Case
 from experiments.lab import Row, Run, best
 from pagedopt.kernels import cuda
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 #: Bytes of a copy in one direction; of a quick run.
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20

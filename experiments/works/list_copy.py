@@ -75,7 +75,7 @@ def one_by_one(sources: Tensors, targets: Tensors) -> Call:
     ]
     if sources[0].device.type == "cpu":
         return lambda: [ctypes.memmove(*piece) for piece in whole]
-    from pagedopt.system.cuda.driver import copy
+    from pagedopt.system.driver import copy
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream

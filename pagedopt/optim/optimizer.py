@@ -13,17 +13,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system.cuda import virtual
+from ..system import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.state_lost import StateLost
-from ..system.warn import log, outside
+from ..system.warn import StateLost, log, outside
 from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
@@ -40,10 +39,7 @@ from .class_checks import (
 from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
-from .loading.check import check_is_dict, has_old_codes
-from .loading.copying import bring_home, duplicate, into_pages
-from .loading.load import load
-from .locks import OptimizerLock
+from .load import bring_home, duplicate, into_pages, load
 from .options import Options, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
@@ -54,7 +50,8 @@ from .overlap.within import UNCLIPPABLE, Within
 from .plan import NO_SHARDS, Step, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
-from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
+from .rule_optimizer import Group, OptimizerLock, RuleOptimizer, check_whole, occurrences, state_tensors
+from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]
@@ -95,8 +92,6 @@ def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concate
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
-#: Options that are attributes, for good.
-_FIXED = ("param_format", "param_rounding")
 
 
 @documented
@@ -169,7 +164,9 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
-        vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
+        vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
+        self._of_params = chosen["param_format"], chosen["param_rounding"]
+        self._has_masters = self.param_format is not None
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -222,13 +219,13 @@ class PagedOptimizer(RuleOptimizer):
             self._check_whole()
         if self._captured():
             return
-        if self.param_format is not None:
+        if self._has_masters:
             masters.look_for_writes(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
         done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
-        if self.param_format is not None:
+        if self._has_masters:
             masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
@@ -248,7 +245,7 @@ class PagedOptimizer(RuleOptimizer):
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
-            if self.param_format is None:
+            if not self._has_masters:
                 return self._quick.take(self)
             masters.look_for_writes(self)
             if taken := self._quick.take(self):
@@ -729,7 +726,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._within is not None:
             self._within.wait()
 
-    @locked
     def start(self) -> None:
         """Launch a queued update now, and not with the next call of the model; see :meth:`attach`.
 
@@ -746,8 +742,9 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.start()
             >>> batch = next(batches)
         """
-        if self._overlap is not None and self._overlap.queued is not None:
-            self._overlap.queued.start()
+        with self._lock.now:  # not as others, which wait
+            if self._overlap is not None and self._overlap.queued is not None:
+                self._overlap.queued.start()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:

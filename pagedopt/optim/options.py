@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-from ..common.similar_names import near
+from ..common.names import near
 from ..formats.choice import Rounding
 from ..formats.floating import StateFormat, check_format
 from ..formats.names import ParamFormat, ParamRounding

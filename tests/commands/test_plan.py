@@ -21,8 +21,7 @@ from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.planning import rates
 from pagedopt.planning.sizes import SIZES, parameter_count
-from pagedopt.system import machine
-from pagedopt.system.files import host
+from pagedopt.system import host, machine
 
 CPU = torch.device("cpu")
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")

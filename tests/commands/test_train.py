@@ -15,10 +15,9 @@ from pictures import needs_matplotlib
 from rich.console import Console
 from stand_ins import raising
 
-from pagedopt.commands import tables
-from pagedopt.commands.train import contender, report, run
-from pagedopt.commands.train.command import GONE, NAMES
-from pagedopt.commands.train.contender import Contender
+from pagedopt.commands import contest, tables
+from pagedopt.commands.contest import Contender
+from pagedopt.commands.train import GONE, NAMES
 from pagedopt.planning.sizes import SIZES, parameter_count
 
 STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
@@ -29,13 +28,13 @@ NO_BIT = "The budget has changed no bit of"
 def lined_up(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
     """The contenders of the last run."""
     found: list[Contender] = []
-    line_up = run.line_up
+    line_up = contest.line_up
 
     def noted(*given: Any) -> list[Contender]:
         found[:] = line_up(*given)
         return found
 
-    monkeypatch.setattr(run, "line_up", noted)
+    monkeypatch.setattr(contest, "line_up", noted)
     return found
 
 
@@ -121,7 +120,7 @@ def test_a_wrong_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_losses_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
-    monkeypatch.setitem(contender.RECIPES, "adamw", (1e30, {}))
+    monkeypatch.setitem(contest.RECIPES, "adamw", (1e30, {}))
     assert "DO NOT AGREE" in train_tiny.says("--steps", 3, "--out", tmp_path, status=1)
 
 
@@ -146,7 +145,7 @@ def test_the_picture_is_drawn(tmp_path: Path, train_tiny: Program) -> None:
 
 
 def test_without_matplotlib_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
-    monkeypatch.setattr(report, "new_figure", lambda *_: None)
+    monkeypatch.setattr(contest, "new_figure", lambda *_: None)
     said = train_tiny.says("--steps", 1, "--out", tmp_path)
     assert said.splitlines()[-1] == "no picture: matplotlib is not installed (pip install matplotlib)"
 

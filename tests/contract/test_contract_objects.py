@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, ordinary, scenario, through_a_file
+from optim_support import through_file
 
+from tests.contract.scenarios import World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "objects"
@@ -67,7 +68,7 @@ def test_pickle_of_every_protocol(world: World) -> None:
 @scenario(CHAPTER)
 def test_a_whole_optimizer_in_a_file(world: World) -> None:
     """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
-    copied(world, lambda saved: through_a_file(saved, weights_only=False))
+    copied(world, lambda saved: through_file(saved, weights_only=False))
 
 
 @scenario(CHAPTER)

@@ -17,12 +17,12 @@ from experiments.paging import link
 from experiments.step import clip_and_scale, close_to_a_copy, cpu_step
 from experiments.vertical import roofline
 from experiments.vertical.traffic import ADAMW, NORM, ONCE, RULE, RULES, TWICE, WORKS
-from experiments.works.witnesses import BY_COMPILER, EAGER
 from experiments.works import contenders, paged
 from experiments.works import link as works_link
 from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
 from experiments.works.dispatch import operands
 from experiments.works.models import Work
+from experiments.works.witnesses import BY_COMPILER, EAGER
 
 #: An update reads the gradient, and reads and writes the parameter and both moments.
 FLOAT32 = 4 + 4 + 4 + 2 * (4 + 4)

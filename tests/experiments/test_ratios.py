@@ -14,10 +14,10 @@ from experiments.launch import puzzlers, replays
 from experiments.paging import rivals, sweep
 from experiments.step import clip_and_scale, close_to_a_copy, codes, fsdp2, sixteen_bits
 from experiments.vertical import roofline, spill
-from experiments.works.witnesses import BY_COMPILER, EAGER
 from experiments.works import link
 from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
 from experiments.works.first_steps import COLD
+from experiments.works.witnesses import BY_COMPILER, EAGER
 
 
 def one(us: float, clock: str = "wall") -> dict[str, Any]:

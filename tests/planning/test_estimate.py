@@ -13,7 +13,7 @@ from optim_support import step_on_ones, stepped
 
 import pagedopt
 from pagedopt import Estimate, PagedAdamW, PagedSGD, Rates, estimate
-from pagedopt.commands.train.gpt import GPT
+from pagedopt.commands.gpt import GPT
 from pagedopt.paging.policy import SLOTS
 from pagedopt.planning.rates import ASSUMED, ASSUMED_CPU
 from pagedopt.planning.sizes import SIZES, shapes

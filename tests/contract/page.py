@@ -1,0 +1,90 @@
+"""``notes/contract.md``: what is done to an optimizer, and where ours does not do what torch's does.  To write it anew:
+
+    PYTHONPATH=.:tests/helpers:tests/contract python -m tests.contract.page
+
+It is made of scenarios and listed differences alone, as ``tests/contract`` holds both. A scenario without a
+difference is only counted: it is as in torch, in each placement.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from pagedopt.optim.registry import OPTIMIZERS
+from tests.contract.differences import DIFFERENCES, Difference
+from tests.contract.scenarios import PLACES, SCENARIOS, Scenario
+
+PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
+#: In which order files of scenarios (``tests/contract/test_contract_*.py``) are on it.
+FILES = (
+    "checkpoints", "hyperparameters", "flags", "gradients", "loops", "objects", "parameters", "schedules",
+    "surroundings",
+)  # fmt: skip
+for _file in FILES:
+    importlib.import_module(f"test_contract_{_file}")
+_HEAD = """\
+# The contract: where these optimizers differ from torch's
+
+Made by `tests/contract/page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
+with ours, in each placement: {places}. It compares parameters, state, and values and types of errors. In {same}
+scenarios nothing differs; the tables list the others. `PagedLion` is compared with Lion in plain torch.
+
+**beyond**: ours does what torch refuses, or preserves more. **refused**: ours refuses what torch does. **differs**:
+the numbers differ.
+
+The numbers of a step, in each placement:
+
+* CPU and CUDA give the same result, bit for bit.
+* One float32 step beside torch's default (loop on a CPU, `foreach` on a GPU): `exp_avg` and `momentum_buffer` are equal
+  bit for bit. `exp_avg_sq` differs by at most 1 ulp, on a GPU by 2. A parameter differs by at most 5 ulp of the larger
+  of it and its update.
+* After 1,000 float32 steps the error against float64 is at most that of torch's loop, `foreach` and `fused`
+  ([by how much](arithmetic.md)). One exception: `exp_avg_sq` on a GPU, where `fused` has half our error for a beta2 of
+  0.95 ([raw](raw/suite-h200-eeffdf8.txt)), and 1.4 times our error for 0.999.
+* One bfloat16 or float16 step ends at most 1 ulp from the float64 result rounded to 16 bits.
+"""
+
+
+def page() -> str:
+    ordered = sorted(SCENARIOS, key=lambda scene: FILES.index(scene.play.__module__.removeprefix("test_contract_")))
+    chapters = dict.fromkeys(scene.chapter for scene in ordered)
+    parts = [_chapter(chapter, [scene for scene in ordered if scene.chapter == chapter]) for chapter in chapters]
+    same = sum(not any(_found(scene, entry.name) for entry in OPTIMIZERS) for scene in SCENARIOS)
+    places = ", ".join(f"{place.name} ({place.device})" for place in PLACES)
+    return "\n".join([_HEAD.format(scenes=len(SCENARIOS), same=same, places=places), *parts])
+
+
+def _chapter(chapter: str, scenes: list[Scenario]) -> str:
+    """What differs, in a table; of the rest, the number."""
+    names = [entry.name for entry in OPTIMIZERS]
+    notes: list[str] = []
+    rows: list[str] = []
+    for scene in scenes:
+        if any(found := [_found(scene, name) for name in names]):
+            cells = " | ".join(_cell(each, notes) for each in found)
+            only = "" if len(scene.devices) > 1 else f" ({scene.devices[0].upper()} only)"
+            rows.append(f"| {scene.sentence.replace(chr(96) * 2, chr(96))}{only} | {cells} |")
+    head = [f"| what is done | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    lines = [f"## {chapter.capitalize()}: {len(rows)} of {len(scenes)}", "", *head, *rows, ""]
+    return "\n".join([*lines, *(f"{i}. {words}" for i, words in enumerate(notes, 1)), ""])
+
+
+def _found(scene: Scenario, optimizer: str) -> list[Difference]:
+    there = [each for each in DIFFERENCES if each.scenario == scene.name and set(each.devices) & set(scene.devices)]
+    return [each for each in there if optimizer in (each.optimizers or (optimizer,))]
+
+
+def _cell(found: list[Difference], notes: list[str]) -> str:
+    said: dict[str, str] = {}
+    for each in found:
+        if each.words not in notes:
+            notes.append(each.words)
+        where = "" if len(each.devices) > 1 else f" ({each.devices[0].upper()})"
+        where += " (older torch)" if each.older else ""
+        said[each.words] = f"{each.kind} [{notes.index(each.words) + 1}]{where}"
+    return ", ".join(said.values()) or "as torch"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
