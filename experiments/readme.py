@@ -12,8 +12,8 @@ from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
-from experiments.step.captured_step import CAPTURED
-from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
+from experiments.step.clip_and_scale import CAPTURED
+from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
 from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.contenders import FUSED as FUSED_STEP
 from experiments.works.finetunes import BACKWARD, RESIDENT

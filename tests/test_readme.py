@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,16 @@ from ladder_rows import clocks
 from paths import ROOT
 from pictures import made_of
 
-from experiments import drawings, readme
+from experiments import readme
 from experiments.__main__ import main as experiments
 from experiments.kept import NOTES
 from experiments.lab import Rows, number
 from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
 from experiments.pictures import digest
+
+sys.path.append(str(ROOT / "scripts"))
+import drawings
 
 PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md",
          "notes/methods.md", "notes/README.md"]  # fmt: skip
@@ -51,7 +55,7 @@ def test_the_picture_is_made_of_what_is_kept() -> None:
 
 def test_drawings_are_those_of_today_s_code() -> None:
     for name, draw in drawings.DRAWINGS.items():
-        assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python -m experiments drawings"
+        assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python scripts/drawings.py"
     assert {path.stem for path in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
 
 
