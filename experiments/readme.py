@@ -69,10 +69,9 @@ def main() -> int:
     for page in PAGES:
         fill(FOLDER / page, blocks(results, page))
     begin = len(results.asked)
-    rows = budgets(results)
+    rows = of_one_run(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    cards = f"{gpu(results)}, our 8-bit state: {gpu(results, 'in_8_bits')}"
-    drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
+    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 

@@ -50,7 +50,7 @@ def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_picture_is_made_of_what_is_kept() -> None:
     assert f"](../{readme.PICTURE.relative_to(ROOT)})" in TEXTS["notes/usage.md"]
-    assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
+    assert made_of(readme.PICTURE) == digest(readme.of_one_run(Results())), "python -m experiments readme"
 
 
 def test_drawings_are_those_of_today_s_code() -> None:
@@ -77,7 +77,7 @@ def test_another_measurement_makes_another_page(part: str, column: str, filled: 
     path.write_text(json.dumps(found))
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
     assert [block for block in before if before[block] != after[block]] == [filled]
-    pictured = digest(readme.budgets(Results(tmp_path))) == made_of(readme.PICTURE)
+    pictured = digest(readme.of_one_run(Results(tmp_path))) == made_of(readme.PICTURE)
     assert pictured is (name != "paged_state")
 
 

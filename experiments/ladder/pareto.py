@@ -272,7 +272,7 @@ PANELS = [
         inches=4.4,
     )
 ]
-TITLE = """Solid: nobody is faster in less memory; dotted: nobody who is as exact as float32
+TITLE = """Solid: the Pareto front; dotted: that of updates as exact as float32's
 grey: the others; dashed: two moments in float32"""
 
 

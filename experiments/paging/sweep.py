@@ -202,7 +202,7 @@ def bars(page: Page, rows: Rows) -> None:
 
 
 PRICED = Lines(
-    title="A step takes what its bytes take: a straight line in the share away",
+    title="A step takes the time of its bytes: a straight line in the share on the host",
     x="away",
     y="wall",
     each="way",
