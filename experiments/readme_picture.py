@@ -21,8 +21,17 @@ class Steps(Lines):
         super().draw(axes, rows)
 
 
-PANEL = Steps(title="AdamW, {about}", unit="ms a step, wall", x="gib", y="ms", each="line", log="y",
-              label="GiB of state on the host", colors=lambda name: BLUE if name == OURS else GRAY, inches=3.8)  # fmt: skip
+PANEL = Steps(
+    title="AdamW, {about}",
+    unit="ms a step, wall",
+    x="gib",
+    y="ms",
+    each="line",
+    log="y",
+    label="GiB of state on the host",
+    colors=lambda name: BLUE if name == OURS else GRAY,
+    inches=3.8,
+)
 
 
 def draw(rows: Rows, about: str, target: Path) -> Path | None:
