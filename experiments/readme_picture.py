@@ -47,5 +47,5 @@ def points(row: Row, about: str) -> list[Row]:
     """A step; and of a rival whose pages we push out, the step alone."""
     named = {"about": about, "gib": row["away"] / 2**30}
     line = row["name"] if row["share"] is None else OURS
-    alone = [{**named, "line": f"{line}, without pushing its pages out", "ms": row["alone"]}] if row["alone"] else []
+    alone = [{**named, "line": f"{row['name']}, step alone", "ms": row["alone"]}] if row["alone"] else []
     return [{**named, "line": line, "ms": row["ms"]}, *alone]

@@ -204,7 +204,8 @@ def bars(page: Page, rows: Rows) -> None:
 PRICED = Lines(
     title="A step takes the time of its bytes: a straight line in the share on the host",
     x="away",
-    y="wall",
+    y=ms("wall"),
+    unit="ms, wall",
     each="way",
     label="share of state on the host",
     log="",
