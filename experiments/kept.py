@@ -26,7 +26,7 @@ import torch
 import experiments
 from experiments.child import refuse
 from experiments.lab import Page, Rows, Table
-from pagedopt.commands.results import as_json
+from pagedopt.commands.tables import as_json
 from pagedopt.system import machine
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.lab import Column, Page, Row, Rows, Series, cell, number, number_in
-from pagedopt.commands.results import as_json, new_figure
+from pagedopt.commands.tables import as_json, new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
 PAGE, DPI = 8.0, 150

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.lab import Rows, number
 from experiments.pictures import BLUE, GRAY, LETTERS, PAGE, save, stacked
-from pagedopt.commands.results import new_figure
+from pagedopt.commands.tables import new_figure
 
 
 def draw(rows: Rows, about: str, target: Path) -> Path | None:

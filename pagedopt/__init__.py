@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .common.lazy_names import attach
+from .common.names import attach
 from .optim.foreign_options import NAMES
 from .optim.registry import OPTIMIZERS
 
@@ -16,8 +16,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403
     from .formats.choice import Moment as Moment
+    from .launch.apply import DeviceTable as DeviceTable
     from .launch.apply import multi_tensor_apply as multi_tensor_apply
-    from .launch.device_table import DeviceTable as DeviceTable
     from .launch.sweep import Sweep as Sweep
     from .optim import *  # noqa: F403
     from .optim.options import Options as Options
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     ".launch.sweep": ("Sweep",),
-    ".launch.apply": ("multi_tensor_apply",),
-    ".launch.device_table": ("DeviceTable",),
+    ".launch.apply": ("DeviceTable", "multi_tensor_apply"),
+
     ".planning.estimate": ("Estimate", "estimate"),
     ".optim": ("MemoryReport", "PagedOptimizer", "run_with_room", *(entry.name for entry in OPTIMIZERS)),
     ".optim.options": ("Options",),

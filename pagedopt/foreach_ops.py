@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .launch.norm import Tensors, fits
-from .launch.norm import foreach_norm as foreach_norm
+from .launch.sums import Tensors, fits
+from .launch.sums import foreach_norm as foreach_norm
 from .launch.sweep import Sweep, shared_transport
 from .rules import Rule, elementwise
 

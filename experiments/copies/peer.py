@@ -18,7 +18,7 @@ from experiments.copies.on_device import checked
 from experiments.lab import Case, Page, Row, Rows, Run, gb_per_s, on_one_clock, over
 from experiments.pictures import Bars
 from experiments.works.list_copy import Call, in_torch, over_a_list
-from pagedopt.system.cuda.driver import bindings, call
+from pagedopt.system.driver import bindings, call
 
 NEEDS_GPU = True
 MEASURES = ("launch", "tables")

@@ -16,7 +16,7 @@ import torch
 
 from experiments.lab import Case, Page, Row, Rows, Run, cycles_per_us, number
 from experiments.pictures import Lines
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 SIZES = (*[8 * 4**i for i in range(9)], 1 << 20)
 HOLD_US = 50_000.0

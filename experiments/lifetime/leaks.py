@@ -21,7 +21,7 @@ from experiments.lab import Page, Row, Rows, Run, mib
 from experiments.works.fresh import rows_of
 from experiments.works.held_lists import User, lists, minus
 from pagedopt import DeviceTable, PagedSGD, Sweep
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 MEASURES = ("launch", "tables")
 COUNT, CAPTURES, LIMIT = 1000, 50, 120.0

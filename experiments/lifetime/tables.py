@@ -20,7 +20,7 @@ from experiments.lab import Page, Row, Rows, Run, cycles_per_us, yes_or_no
 from experiments.works.held_lists import BARE, OURS, User, addresses, kernel, launch, lists, minus
 from experiments.works.mishaps import HOLD_US
 from pagedopt import Sweep
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 from pagedopt.transports.ring import RING_SIZE
 
 NEEDS_GPU = True

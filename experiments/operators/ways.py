@@ -51,7 +51,7 @@ def direct() -> Operator:
 
 
 def ours() -> Operator:
-    from pagedopt.system.registered_ops import define
+    from pagedopt.launch.registered import define
 
     return define("lists_of_nothing", ARGUMENTS, nothing, nothing)
 
@@ -83,9 +83,9 @@ def lines_of(way: str) -> int:
     """Lines that somebody writes to register the operator, without the operator itself; of ours those of ``define``."""
     counted = lines.of_python(inspect.getsource(WAYS[way])) - 1  # without its def
     if way == OURS:
-        from pagedopt.system import registered_ops
+        from pagedopt.launch import registered
 
-        counted = lines.of_python(inspect.getsource(registered_ops), ["define"])
+        counted = lines.of_python(inspect.getsource(registered), ["define"])
     return counted + (len(CPP.strip().splitlines()) if way == EXTENSION else 0)
 
 

@@ -21,7 +21,7 @@ from experiments.lab import Column, Page, Row, Rows, Run, gb, number
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes
 from experiments.works.trace import trace_events
-from pagedopt.system.cuda.driver import bindings, check
+from pagedopt.system.driver import bindings, check
 
 # --- bytes over the link, counted by the card: NVML's PCIe byte counters, and what they count per byte that is moved
 

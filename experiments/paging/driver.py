@@ -14,8 +14,8 @@ import torch
 from experiments.lab import Case, Column, Page, Row, Rows, Run, gb_per_s, ms, spread_ms
 from experiments.works.link import touch
 from experiments.works.paged import Problem, adamw, push_out, ranges
-from pagedopt.system.cuda import driver
-from pagedopt.system.cuda.driver import Location
+from pagedopt.system import driver
+from pagedopt.system.driver import Location
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")

@@ -21,7 +21,7 @@ from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK, away_bytes, pace
 from experiments.works.staged import staged
 from pagedopt import PagedAdamW
-from pagedopt.commands.train.gpt import GPT
+from pagedopt.commands.gpt import GPT
 from pagedopt.planning.sizes import SIZES
 
 NEEDS_GPU = True

@@ -17,7 +17,7 @@ import torch
 from experiments.lab import Column, Page, Row, Rows, Run, gb
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from experiments.works.watch import watched
-from pagedopt.system.files.host import numbers
+from pagedopt.system.host import numbers
 
 NEEDS_GPU = True
 MEASURES = ("paging", "placements")

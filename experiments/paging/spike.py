@@ -24,7 +24,7 @@ from experiments.pictures import Lines
 from experiments.works.models import HYPER
 from experiments.works.paged import digest
 from pagedopt import PagedAdamW, run_with_room
-from pagedopt.system.cuda.page_limit import device_page_limit
+from pagedopt.system.virtual import device_page_limit
 
 # --- a small card, simulated on a large one
 

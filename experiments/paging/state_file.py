@@ -25,10 +25,10 @@ from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
 from experiments.works.watch import watched
 from experiments.works.weight import high_water
-from pagedopt.system.files.host import file_system
-from pagedopt.system.files.state_file import state_folder
+from pagedopt.system.host import file_system
+from pagedopt.system.state_file import state_folder
 
-MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements", "system/files")
+MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 #: (tensors, elements of each): 67 M parameters, 537 MB of state, so that what is not dropped shows.
 FULL, QUICK = (16, 2048**2), (16, 512**2)
 #: Shares of state that stay in RAM; None: plain RAM, no file.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from experiments.lab import Page, Row, Rows, Run, number
 from experiments.works import ways
 from experiments.works.tiny_lists import ADVICE
-from pagedopt.system.cuda.driver import capabilities
+from pagedopt.system.driver import capabilities
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "transports")

@@ -147,7 +147,7 @@ def launch(text: str, name: str, words: Sequence[int], count: int, nbytes: int |
     import torch
 
     from pagedopt.kernels.nvrtc import compile_cuda
-    from pagedopt.system.cuda.driver import bindings, check
+    from pagedopt.system.driver import bindings, check
 
     major, minor = torch.cuda.get_device_capability()
     cubin, (symbol,) = compile_cuda(text, (name,), f"sm_{major}{minor}")

@@ -21,9 +21,7 @@ import torch
 from experiments.lab import Column, Page, Row, Rows, Run, percent, ratio
 from experiments.pictures import Lines
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
-from pagedopt.commands.train.data import Bytes, load_corpus, sample_batch, to_device
-from pagedopt.commands.train.gpt import build_model
-from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.gpt import Bytes, build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.formats import int8
 from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY
 from pagedopt.planning.sizes import BYTES, Size

@@ -40,16 +40,7 @@ from experiments.works.paged import FULL, QUICK, Problem
 
 #: The name of the experiment's note.
 NOTE = "int8"
-MEASURES = (
-    "kernels",
-    "formats",
-    "launch",
-    "tables",
-    "optim",
-    "paging",
-    "placements",
-    "system/files",
-)
+MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
 #: As it is by default where the second moment decays fast.
 M_ALONE = f"{OURS}, int8, m stochastic"

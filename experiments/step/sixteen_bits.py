@@ -32,9 +32,7 @@ from experiments.works.link import BOTH, Link
 from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK
 from pagedopt import PagedAdamW
-from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
-from pagedopt.commands.train.gpt import build_model
-from pagedopt.commands.train.schedule import learning_rate
+from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.planning.sizes import BYTES, Size
 
 MEASURES = ("kernels", "launch", "tables", "optim", "paging")
@@ -51,6 +49,7 @@ class Way:
         options: of PagedAdamW.
         moved: bytes that a step reads and writes for each parameter, with a gradient in bfloat16.
         needs: a package, whose optimizer takes the place of PagedAdamW.
+        trains: whether it is trained, and not timed alone.
     """
 
     options: dict[str, Any]
@@ -58,6 +57,7 @@ class Way:
     dtype: torch.dtype = torch.bfloat16
     color: str = BLUE
     needs: str = ""
+    trains: bool = True
 
     def optimizer(self, params: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
         """One over these parameters."""
@@ -78,6 +78,7 @@ WAYS = {
     DRAWN: Way({**FLOAT32, "param_rounding": "stochastic"}, 22),
     EIGHT: Way({"param_format": "bfloat16+8"}, 24),
     ALL: Way({"param_format": "bfloat16+16"}, 26),
+    "to nearest, state in int8": Way({"state_format": "int8"}, 6 + 2 * BITS_8, color=GRAY, trains=False),
     EIGHT_INT8: Way({"param_format": "bfloat16+8", "state_format": "int8"}, 8 + 2 * BITS_8),
     "torchao, at random": Way({}, 14, color=ORANGE, needs="torchao"),
 }
@@ -114,9 +115,10 @@ def measure(run: Run) -> Iterator[Row]:
 
 def trained(run: Run) -> Iterator[Row]:
     """What each way learns, and where its parameters end: one process per learning rate and seed, all at once."""
-    ways = [case for case, way in WAYS.items() if not way.needs or (not run.quick and find_spec(way.needs))]
-    for case in WAYS.keys() - ways:
+    ways = [case for case, way in WAYS.items() if way.trains]
+    for case in [case for case in ways if WAYS[case].needs and (run.quick or not find_spec(WAYS[case].needs))]:
         run.leave_out(f"training {case}: {WAYS[case].needs} is not here, or only a toy is asked for")
+        ways.remove(case)
     if run.quick:
         yield from one_seed(str(run.device), ways, 1e-3, 0, asdict(TOY))
         return

@@ -10,7 +10,7 @@ import torch
 
 from experiments.lab import Case, Row, Run, best
 from pagedopt.kernels import cuda
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 #: Bytes of a copy in one direction; of a quick run.
 SIZE, QUICK_SIZE = 1 << 30, 16 << 20

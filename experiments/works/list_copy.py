@@ -112,7 +112,7 @@ def one_by_one(sources: Tensors, targets: Tensors) -> Call:
     ]
     if sources[0].device.type == "cpu":
         return lambda: [ctypes.memmove(*piece) for piece in whole]
-    from pagedopt.system.cuda.driver import copy
+    from pagedopt.system.driver import copy
 
     def run() -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -124,7 +124,7 @@ def one_by_one(sources: Tensors, targets: Tensors) -> Call:
 
 def batch(sources: Tensors, targets: Tensors) -> Call:
     """One call of the driver for all pieces (CUDA 12.8 and later); it refuses the default stream."""
-    from pagedopt.system.cuda.driver import bindings, call
+    from pagedopt.system.driver import bindings, call
 
     d = bindings()
     attributes = d.CUmemcpyAttributes()

@@ -36,7 +36,7 @@ class Memory:
 
     def fill(self, value: int) -> None:
         """Set every byte, from the side that can."""
-        from pagedopt.system.cuda.driver import call
+        from pagedopt.system.driver import call
 
         if self.gpu is None:
             ctypes.memset(self.cpu or 0, value, NBYTES)
@@ -46,7 +46,7 @@ class Memory:
 
     def read(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Every byte, through a copy of a direction that is right."""
-        from pagedopt.system.cuda.driver import call
+        from pagedopt.system.driver import call
 
         found = np.empty(NBYTES, np.uint8)
         if self.gpu is None:
@@ -60,7 +60,7 @@ def memory(kind: str, device: int = 0) -> Memory:
     """Memory of a kind; the GPU's address is what the driver says."""
     import torch
 
-    from pagedopt.system.cuda import driver, virtual
+    from pagedopt.system import driver, virtual
 
     torch.cuda.set_device(device)
     torch.empty(1, device="cuda")  # makes the context

@@ -12,8 +12,8 @@ from experiments.works.contenders import Build
 from experiments.works.models import HYPER, Work
 from experiments.works.reference import Reference
 from pagedopt import MemoryReport, PagedAdamW
-from pagedopt.system.cuda import driver
-from pagedopt.system.cuda.driver import Location
+from pagedopt.system import driver
+from pagedopt.system.driver import Location
 
 FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 5e-5)
 QUICK = Work("4 M fp32 (16 x 512²)", [(512, 512)] * 16, torch.float32, 28, 5e-5)

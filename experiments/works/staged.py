@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from unittest import mock
 
-from pagedopt.placements.graphs import VARIABLE
+from pagedopt.placements.store import VARIABLE
 
 
 @contextlib.contextmanager

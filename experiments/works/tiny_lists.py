@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from pagedopt import Sweep, rule
-from pagedopt.system.cuda import driver
-from pagedopt.system.cuda.driver import Advice, Location
+from pagedopt.system import driver
+from pagedopt.system.driver import Advice, Location
 from pagedopt.tables.layout import HostTable, Span, table_type
 from pagedopt.transports.by_value import HybridTransport, StructTransport
 from pagedopt.transports.ring import ManagedTransport, MappedTransport, MemcpyTransport, TableBuffer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pagedopt.commands.train.gpt import GPT
+from pagedopt.commands.gpt import GPT
 from pagedopt.planning.sizes import Size
 
 Make = Callable[[Iterable[torch.nn.Parameter]], Any]

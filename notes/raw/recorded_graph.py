@@ -25,11 +25,11 @@ from experiments.works.training import Load, Mark, Training
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda
 from pagedopt.launch import staged_graph
-from pagedopt.launch.device_step import DeviceStep
+from pagedopt.launch.on_device import DeviceStep
 from pagedopt.paging.visits import passes
 from pagedopt.placements.movers import SLOTS, StagedMover, copies_of
 from pagedopt.planning.sizes import SIZES
-from pagedopt.system.cuda.driver import Event, bindings, call
+from pagedopt.system.driver import Event, bindings, call
 from pagedopt.transports.transport import argument_at
 
 

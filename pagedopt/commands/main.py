@@ -15,15 +15,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from .. import __version__
-from .errors import UsageError
-from .parser import Parser
+from .parser import Parser, UsageError
 from .process import interrupted, process
 
 NAME = "pagedopt"
 COMMANDS = {
-    "doctor": "pagedopt.commands.doctor.doctor_command",
+    "doctor": "pagedopt.commands.doctor",
     "plan": "pagedopt.commands.plan",
-    "train": "pagedopt.commands.train.command",
+    "train": "pagedopt.commands.train",
 }
 
 

@@ -1,4 +1,4 @@
-"""An argument parser that explains slips: a misspelled option, or a value with a space that was not quoted."""
+"""What the options of commands share: a parser that explains slips, help texts, and the devices that may be named."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.similar_names import near
+from ..common.names import near
 from ..formats.names import NAMES, PARAM_FORMAT_NAMES
+
+if TYPE_CHECKING:
+    import torch
 
 #: A unit that the shell separated from its number, as in ``--budget 8 GiB``.
 UNIT = re.compile(r"unrecognized arguments: (%|[kmgt]i?b?|b|[mµ]?s)(?: |$)", re.IGNORECASE)
@@ -69,4 +72,32 @@ class Parser(argparse.ArgumentParser):
         return message + "".join(near(name, known) for name in dict.fromkeys(unknown))
 
 
-__all__ = ["BUDGET", "PARAM_FORMAT", "PLACEMENT", "STATE_FORMAT", "Parser", "any_of"]
+class UsageError(Exception):
+    """A request that cannot be met. The message names the value, the limit and what to do instead."""
+
+
+def pick_device(name: str | None) -> torch.device:
+    """Return the device called ``name``. None means the GPU if there is one, else the CPU.
+
+    Raises:
+        UsageError: the name is neither ``cpu`` nor ``cuda[:N]``, or this machine has no such GPU.
+    """
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"--device {name}: must be cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return torch.device("cpu")  # torch accepts cpu:1 too, and there is only one CPU
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        found = f"torch {torch.__version__} sees {count} GPU{'' if count == 1 else 's'} here"
+        if torch.version.cuda is None:
+            found = f"torch {torch.__version__} is a CPU build; notes/setup.md says how to have one for CUDA"
+        raise UsageError(f"--device {name}: {found}. Use another device, or --device cpu.")
+    return device

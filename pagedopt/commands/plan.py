@@ -32,8 +32,7 @@ from .. import __version__
 from ..formats.names import NUMBER_NAMES
 from ..optim.registry import RULE_NAMES
 from ..planning.sizes import SIZES
-from .errors import UsageError
-from .parser import BUDGET, PARAM_FORMAT, PLACEMENT, STATE_FORMAT, any_of
+from .parser import BUDGET, PARAM_FORMAT, PLACEMENT, STATE_FORMAT, UsageError, any_of
 
 HELP = "say what a configuration takes and how long a step lasts, before anything is allocated"
 

@@ -20,11 +20,11 @@ from ..formats.names import full_name
 from ..paging.budget import Budget
 from ..placements.choose import ARENAS
 from ..planning.estimate import Estimate, estimate
+from ..planning.model import read_parameters
 from ..planning.rates import ASSUMED, Rates
-from ..planning.safetensors import read_parameters
-from ..system.files import host
-from .doctor.examine import folder
-from .errors import UsageError
+from ..system import host
+from .examine import folder
+from .parser import UsageError
 from .tables import FittingTable, numbers, say
 
 #: Shares of the state for which there are rows; and what budgets that are looked for are multiples of.

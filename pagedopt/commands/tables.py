@@ -1,10 +1,13 @@
-"""The console and the tables of all commands."""
+"""What commands and experiments show: a console, tables, JSON without NaN, and an empty figure."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
@@ -60,4 +63,27 @@ def say(console: Console, line: str, whole: bool = False) -> None:
     console.print(line, highlight=False, soft_wrap=whole or not console.is_terminal)
 
 
-__all__ = ["FittingTable", "console", "numbers", "results_table", "say"]
+def as_json(content: Any) -> str:
+    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty figure, sized in inches, that needs no display. Return None if matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dataclasses
+import functools
 import keyword
+import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
+from ..kernels.nvrtc import CompileError, compile_cuda
+from ..kernels.source import conversions
 from ..tables.storage import Column
-from .cuda_check import check_cuda
-from .text import check_text
 
 #: The most elements of a block, and bytes of an entry: chunks of work, and parameters in pages, start at multiples.
 MAX_BLOCK = 1024
@@ -219,4 +225,59 @@ def complexified(column: Column) -> Column:
     return dataclasses.replace(column, dtype=column.dtype.to_complex())
 
 
-__all__ = ["Column", "ElementFormat", "Format", "complexified"]
+#: Types of which the kernels have the conversions.
+KNOWN = ("float", "double", "half_bits", "bfloat16_bits")
+#: Any architecture would do: the text is of no architecture.
+ARCH = "sm_80"
+
+
+@functools.cache
+def check_cuda(name: str, cuda_type: str, cuda_text: str, number: str) -> None:
+    """Raise ValueError if an element of ``cuda_type`` cannot be loaded as ``number`` ("float") and stored."""
+    if cuda_type in KNOWN and not cuda_text:
+        return
+    try:
+        compile_cuda(conversions(name, cuda_type, cuda_text, number), ("convert",), ARCH)
+    except CompileError as error:
+        lines = [line for line in str(error).splitlines() if "error" in line] or str(error).splitlines()
+        raise ValueError(
+            f"format {name!r}: its CUDA text does not load or store a {cuda_type or '(no cuda_type)'}: {lines[0]}"
+        ) from None
+    except (ImportError, RuntimeError):  # cuda-bindings raises the second where the library is missing
+        return
+
+
+#: Functions that any text may call: those of rules, and the two that reinterpret uint32 bits and float32.
+FUNCTIONS = frozenset({
+    "bits_of", "element_abs", "element_exp", "element_fma", "element_log", "element_max",
+    "element_min", "element_sign", "element_sqrt", "element_tanh", "float_of",
+})  # fmt: skip
+
+
+def check_text(what: str, text: str, names: Collection[str], mode: Literal["eval", "exec"]) -> None:
+    """Check that ``text`` is an expression (``eval``) or statements (``exec``) of Python, and uses only known names.
+
+    Besides ``names`` it may use ``FUNCTIONS``, builtins and what it assigns.  Errors (ValueError) begin with ``what``.
+    """
+    needed = "an expression" if mode == "eval" else "statements"
+    text = textwrap.dedent(text).strip("\n")
+    empty = ValueError(f"{what} is empty; give {needed}, from which kernels for the CPU are made")
+    if not text.strip():
+        raise empty
+    try:
+        tree = ast.parse(text, mode=mode)
+    except SyntaxError as error:
+        line = (error.text or text).strip()
+        raise ValueError(f"{what} is not {needed} of Python: {error.msg}, in {line!r}") from None
+    if isinstance(tree, ast.Module) and not tree.body:
+        raise empty
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    known = {*names, *FUNCTIONS, *dir(builtins), *(node.id for node in used if isinstance(node.ctx, ast.Store))}
+    if unknown := [node.id for node in used if node.id not in known]:
+        raise ValueError(
+            f"{what} uses the name {unknown[0]}; there are {', '.join(sorted(names))}, and the functions "
+            f"{', '.join(sorted(FUNCTIONS))}"
+        )
+
+
+__all__ = ["Column", "ElementFormat", "Format", "check_text", "complexified"]

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.cuda.calls import Calls, extension_with_driver
-from ..system.cuda.nodes import Node, Nodes
+from ..system.driver import Calls, extension_with_driver
+from ..system.graphs import Node, Nodes
 from ..tables.layout import BLOCK
 from ..tables.storage import StorageFormat
 from . import source
-from .kernel_rule import KernelRule
 from .nvrtc import cached_cubin
+from .source import KernelRule
 
 #: Threads of a block of ``prologue.cu``.
 PROLOGUE_BLOCK = 128
@@ -60,7 +60,7 @@ class CudaKernel:
         blocks: int | None = None,
         threads: int = BLOCK,
     ) -> None:
-        from ..system.cuda.driver import how_to_install, relaxed_capture
+        from ..system.driver import how_to_install, relaxed_capture
 
         try:
             import cupy

@@ -1,4 +1,4 @@
-// The C++ side of launch/factor.py: by what a step multiplies gradients, and whether it is taken at all. It lies on the
+// The C++ side of launch/on_device.py: by what a step multiplies gradients, and whether it is taken at all. It lies on the
 // device, and is written before the kernels of the step.
 
 struct Factor {

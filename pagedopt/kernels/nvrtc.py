@@ -7,7 +7,7 @@ import hashlib
 from typing import Any
 
 from ..system import cache
-from ..system.files.libc import same_locale
+from ..system.libc import same_locale
 
 #: No -ftz: denormal gradients are not flushed to zero, as in torch.  No contraction into FMA: the compiler fuses
 #: different products in the vector loop and in its tail, so bits would depend on alignment and on page boundaries.

@@ -1,5 +1,5 @@
 // What norms are made of: the sum of each chunk's terms, and the sum of many sums. All sums are doubles, and each is made
-// in one order, which kernels/cpu_text.py has for a CPU, too: term i of a chunk goes into sum i % (THREADS * WIDTH), term
+// in one order, which kernels/cpu.py has for a CPU, too: term i of a chunk goes into sum i % (THREADS * WIDTH), term
 // after term; then neighbours are added, until one is left. Terms are those of a norm's ORDER: squares (2), magnitudes (1),
 // or magnitudes of which the largest is the "sum" (0, for infinity).
 

@@ -22,7 +22,7 @@ Tensors = Sequence[torch.Tensor]
 
 #: Classes whose tensors have memory of their own.
 _CLASSES = {torch.Tensor, torch.nn.Parameter}
-#: Below this address lies no memory, but an offset in a storage that was freed.
+#: Below this address is an offset in a freed storage, or the heap of a non-PIE Python: the storage's size says which.
 LOWEST = np.uint64(1 << 33)
 #: Orders that the kernels compute, and the kernels' numbers for them.
 _ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}

@@ -1,19 +1,64 @@
 """``torch.ops.pagedopt.multi_tensor_apply_``: what ``torch.compile`` and ``torch.export`` see of a rule over lists.
 
 It avoids a graph break, and declares which tensors are written.  Eager calls do not pass through it.  It has no
-derivative, no
-batching rule, and no form that writes nothing: ``torch.func.vmap`` and ``torch.func.functionalize`` refuse it.
+derivative, no batching rule, and no form that writes nothing: ``torch.func.vmap`` and ``torch.func.functionalize``
+refuse it.  It is defined when ``torch.compile`` first needs it: ``import pagedopt`` defines none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from ..rules.rule import Rule, find_registered
-from ..system.registered_ops import UNSAFE_IN_CUDA_GRAPHS, define
 from .sweep import apply, named
+
+#: What ``torch.ops.pagedopt`` holds.  A fragment: others may add to the same namespace.
+LIBRARY = torch.library.Library("pagedopt", "FRAGMENT")
+#: Tells Inductor not to capture an operator in its CUDA graphs.  torch before 2.9 has no such tag.
+UNSAFE_IN_CUDA_GRAPHS: tuple[torch.Tag, ...] = tuple(
+    tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None
+)
+
+
+def define(
+    name: str,
+    arguments: str,
+    run: Callable[..., None],
+    fake: Callable[..., None],
+    tags: tuple[torch.Tag, ...] = (),
+) -> Any:
+    """Define an operator without a result, for all devices, and return it.
+
+    ``torch.library.custom_op`` would do the same in 3 lines for 11, and a call takes 3 to 5 times as long
+    (notes/custom_op.md).
+
+    Args:
+        name: of the operator in the library.
+        arguments: its arguments, as a schema has them: what it writes is annotated there, as ``Tensor(a!)[] written``.
+        run: does it, and raises the version counters of what it writes.
+        fake: what is known without values: it checks shapes, and writes nothing.
+        tags: of the operator.
+
+    Returns:
+        the overload, to be called with the arguments.
+
+    Raises:
+        RuntimeError: the library has an operator of this name.
+
+    Example:
+        >>> double = define("double_", "Tensor(a!) x", lambda x: x.mul_(2), lambda x: None)
+        >>> double(torch.ones(3))
+
+    Source: https://docs.pytorch.org/docs/stable/library.html
+    """
+    LIBRARY.define(f"{name}({arguments}) -> ()", tags=tags)
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"pagedopt::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.pagedopt, name).default
+
 
 #: Stands behind the name of a rule whose results go into lists of their own.
 OUT_OF_PLACE = ", out of place"
@@ -74,5 +119,3 @@ multi_tensor_apply_ = define(
     _fake,
     UNSAFE_IN_CUDA_GRAPHS,
 )
-
-__all__ = ["OUT_OF_PLACE", "multi_tensor_apply_"]

@@ -22,7 +22,7 @@ from ..tables.pointers import PointerTable, Rows, TensorList
 from ..tables.storage import words_of
 from ..transports.choose import TransportOption, check_transport, create, over_link, shared
 from ..transports.transport import Transport
-from .factor import Factor
+from .on_device import Factor
 
 Scalars = Mapping[str, float]
 #: For each set of hyperparameters, its ``rule.uniforms``.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..common.lazy_names import attach
+from ..common.names import attach
 from .registry import OPTIMIZERS
 
 if TYPE_CHECKING:

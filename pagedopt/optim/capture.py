@@ -9,8 +9,7 @@ from typing import cast
 import torch
 
 from ..placements.arena import Arena
-from ..system import internals
-from ..system.cuda import graphs
+from ..system import graphs, internals
 from ..system.interrupts import Uninterrupted
 from ..tables.tensors import Tensors, is_sharded, same_layout
 from .clip import factor_of

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from ..common.similar_names import nearest, one_edit_apart
+from ..common.names import nearest, one_edit_apart
 from ..rules import UPDATES, Rule, RuleError
 from ..rules.rule import check_rule
 from ..system.warn import warn_once

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..launch.factor import Factor, factor_on
+from ..launch.on_device import Factor, factor_on
 from ..launch.sums import DeviceSquares, Squares, SquaresList, finish
 from ..system.internals import in_backward
 from ..tables.tensors import is_sharded, local

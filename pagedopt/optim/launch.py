@@ -7,18 +7,16 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..launch.factor import Factor
+from ..launch.on_device import Factor
 from ..launch.sweep import Sweep
 from ..paging.visits import WHOLE, Action
 from ..placements.arena import Arena
-from ..tables.checks import LayoutError
-from ..tables.tensors import Tensors, first_element, has_memory, is_dense, local, same_layout
+from ..tables.tensors import LayoutError, Tensors, first_element, has_memory, is_dense, local, same_layout
 from ..transports.by_value import StructTransport
 from ..transports.choose import TransportOption, create
 from .gather import Grads, Member
 from .numbers import Count, DeviceNumbers, HostNumbers, Uniforms
-from .page_graphs import StagedGraph
-from .pages import Route, route
+from .pages import Route, StagedGraph, route
 from .rule_optimizer import RuleOptimizer
 from .scalars import Ahead, NumberTensors, UnsavedStepCounts
 from .seen import Found, Seen

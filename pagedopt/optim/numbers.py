@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from ..formats.floating import SINGLES
-from ..launch.device_step import SINGLE, DeviceStep
+from ..launch.on_device import SINGLE, DeviceStep
 from ..launch.sweep import Sweep
 from ..rules import Rule
 from .gather import Member

@@ -13,17 +13,16 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..common.units import parse_bytes, text_of_bytes
 from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system.cuda import virtual
+from ..system import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.state_lost import StateLost
-from ..system.warn import log, outside
+from ..system.warn import StateLost, log, outside
 from . import masters
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
@@ -40,10 +39,7 @@ from .class_checks import (
 from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
-from .loading.check import check_is_dict, has_old_codes
-from .loading.copying import bring_home, duplicate, into_pages
-from .loading.load import load
-from .locks import OptimizerLock
+from .load import bring_home, duplicate, into_pages, load
 from .options import Options, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
@@ -54,7 +50,8 @@ from .overlap.within import UNCLIPPABLE, Within
 from .plan import NO_SHARDS, Step, grads_of_shards, preallocate, prepare_anew
 from .quick import QuickSteps, quick_first
 from .room import advise, is_out_of_memory, tell
-from .rule_optimizer import Group, RuleOptimizer, check_whole, occurrences, state_tensors
+from .rule_optimizer import Group, OptimizerLock, RuleOptimizer, check_whole, occurrences, state_tensors
+from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]
@@ -67,7 +64,7 @@ _ADVICE = "Call refresh() before the next replay, or capture again"
 
 
 #: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
-MIDWAY = {"_step", "wait", "memory_report", "overlap_report"}
+MIDWAY = {"_step", "wait", "memory_report"}
 Own = TypeVar("Own", bound="PagedOptimizer")
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -95,8 +92,6 @@ def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concate
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
-#: Options that are attributes, for good.
-_FIXED = ("param_format", "param_rounding")
 
 
 @documented
@@ -169,7 +164,9 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
-        vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
+        vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
+        self._of_params = chosen["param_format"], chosen["param_rounding"]
+        self._has_masters = self.param_format is not None
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -222,13 +219,15 @@ class PagedOptimizer(RuleOptimizer):
             self._check_whole()
         if self._captured():
             return
-        if self.param_format is not None:
+        if self._has_masters:
             masters.look_for_writes(self)
+        if self._overlap is not None:
+            self._overlap.order_pages(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
         done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
-        if self.param_format is not None:
+        if self._has_masters:
             masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
@@ -248,7 +247,7 @@ class PagedOptimizer(RuleOptimizer):
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
-            if self.param_format is None:
+            if not self._has_masters:
                 return self._quick.take(self)
             masters.look_for_writes(self)
             if taken := self._quick.take(self):
@@ -465,6 +464,11 @@ class PagedOptimizer(RuleOptimizer):
             named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
                 their own numbers.
 
+        Raises:
+            ValueError: a tensor is no parameter of this optimizer and shares memory with one, as the detached ones of
+                ``model.state_dict()`` do.
+            TypeError: ``named`` has no names and tensors.
+
         Example:
             >>> torch.save(optimizer.master_state_dict(model.named_parameters()), "float32.pt")
         """
@@ -474,8 +478,8 @@ class PagedOptimizer(RuleOptimizer):
     def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
         """Set parameters, and what is kept beside them, so that they stand for these numbers.
 
-        ``"bfloat16+8"`` rounds to nearest.  State that is not there yet is made, as by the first step.  A parameter
-        that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+        ``"bfloat16+8"`` rounds to nearest.  State of these parameters that is not there yet is made, as by the first
+        step.  A parameter that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
 
         Args:
             values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
@@ -484,7 +488,8 @@ class PagedOptimizer(RuleOptimizer):
 
         Raises:
             ValueError: a name is unknown, its parameter is of no group of this optimizer, or a tensor has another
-                shape; nothing is changed.
+                shape, no values, or numbers that are not floating-point; nothing is changed.
+            TypeError: ``values`` or ``named`` has no names and tensors; nothing is changed.
             MemoryError, torch.OutOfMemoryError: there is no room for new state; nothing is changed.
 
         Example:
@@ -729,7 +734,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._within is not None:
             self._within.wait()
 
-    @locked
     def start(self) -> None:
         """Launch a queued update now, and not with the next call of the model; see :meth:`attach`.
 
@@ -746,8 +750,9 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.start()
             >>> batch = next(batches)
         """
-        if self._overlap is not None and self._overlap.queued is not None:
-            self._overlap.queued.start()
+        with self._lock.now:  # not as others, which wait
+            if self._overlap is not None and self._overlap.queued is not None:
+                self._overlap.queued.start()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:
@@ -773,11 +778,10 @@ class PagedOptimizer(RuleOptimizer):
             raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
         return Watch(self._overlap)
 
-    @locked
     def overlap_report(self) -> OverlapReport:
         """Return, since :meth:`attach`, counts of launches hidden and waited for, and of steps that were not queued.
 
-        All are zero if no model is attached.  See :class:`OverlapReport`.
+        All are zero if no model is attached.  It waits for nothing.  See :class:`OverlapReport`.
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
 

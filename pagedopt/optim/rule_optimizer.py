@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
+import threading
+import weakref
 from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -15,7 +18,7 @@ from ..formats.floating import StateFormat, check_squares, chosen_format, format
 from ..formats.format import Format
 from ..formats.names import ParamFormat, ParamRounding
 from ..formats.sixteen import ParameterFormat, of_parameter
-from ..launch.factor import Factor
+from ..launch.on_device import Factor
 from ..placements.store import Store
 from ..rules import Rule
 from ..tables.tensors import local
@@ -68,8 +71,6 @@ class RuleOptimizer(torch.optim.Optimizer):
     state_format: StateFormat
     rounding: Rounding
     seed: int
-    param_format: ParamFormat
-    param_rounding: ParamRounding
     blocks: int | None
     transport: TransportOption
     preallocate: bool
@@ -80,6 +81,10 @@ class RuleOptimizer(torch.optim.Optimizer):
     factors: dict[torch.device, Factor]
     #: Those of the last step that has clipped, or was captured.
     clipped_by: dict[torch.device, Factor]
+    #: How parameters are stored, and how they are rounded: for good.
+    _of_params: tuple[ParamFormat, ParamRounding] = (None, "nearest")
+    #: Whether parameters may have lost something that is kept.
+    _has_masters: bool = False
     #: The record of the last step; None: the next one is prepared anew.
     _plan: Any = None
 
@@ -90,6 +95,16 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    @property
+    def param_format(self) -> ParamFormat:
+        """How parameters are stored, as the constructor was told; see notes/options.md."""
+        return self._of_params[0]
+
+    @property
+    def param_rounding(self) -> ParamRounding:
+        """How parameters are rounded, as the constructor was told; see notes/options.md."""
+        return self._of_params[1]
 
     @property
     def counts_steps(self) -> bool:
@@ -310,3 +325,34 @@ def check_whole(optimizer: RuleOptimizer) -> None:
             f"the state of this {type(optimizer).__name__} is damaged: {optimizer.damaged}. Some of it belongs to a "
             "step that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
         )
+
+
+class OptimizerLock:
+    """A reentrant lock: while one thread steps, loads or moves pages, another must not read half-changed state.
+
+    A forked child gets a fresh one: the thread that held it does not exist there.
+
+    Attributes:
+        now: the lock of this process, for a ``with`` block.
+    """
+
+    __slots__ = ("__weakref__", "now")
+
+    def __init__(self) -> None:
+        self.now = threading.RLock()
+        _all.add(self)
+
+    def __call__(self) -> threading.RLock:
+        """Return :attr:`now`."""
+        return self.now
+
+
+_all: weakref.WeakSet[OptimizerLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_all):
+        lock.now = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

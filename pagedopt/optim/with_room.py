@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from ..common.kind_of import kind_of
+from ..common.names import kind_of
 from ..common.units import text_of_bytes
 from ..tables.tensors import local
 from .optimizer import PagedOptimizer

@@ -1,15 +1,15 @@
-"""Placements: where state lives, and what a placement of your own is made from."""
+"""Placements: where state is, and what a placement of your own is made from."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..common.lazy_names import attach
+from ..common.names import attach
 
 if TYPE_CHECKING:
     from ..paging.pages import Layout as Layout
-    from ..system.cuda.page_limit import device_page_limit as device_page_limit
-    from ..system.state_lost import StateLost as StateLost
+    from ..system.virtual import device_page_limit as device_page_limit
+    from ..system.warn import StateLost as StateLost
     from .arena import Arena as Arena
     from .file import FileArena as FileArena
     from .managed import DriverManagedArena as DriverManagedArena
@@ -23,8 +23,8 @@ else:  # not for type checkers: with __getattr__ they would accept any name
         __name__,
         {
             "..paging.pages": ("Layout",),
-            "..system.cuda.page_limit": ("device_page_limit",),
-            "..system.state_lost": ("StateLost",),
+            "..system.virtual": ("device_page_limit",),
+            "..system.warn": ("StateLost",),
             ".arena": ("Arena",),
             ".file": ("FileArena",),
             ".managed": ("DriverManagedArena", "ManagedArena"),

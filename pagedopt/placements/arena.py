@@ -16,7 +16,7 @@ from ..paging import policy
 from ..paging.budget import Budget
 from ..paging.pages import STRETCH, Layout
 from ..paging.visits import Mover
-from ..system.cuda import driver
+from ..system import driver
 from .movers import Ring, StagedMover
 
 

@@ -9,9 +9,9 @@ import torch
 
 from ..paging.pages import Layout
 from ..paging.visits import Mover
-from ..system.files.host import check_disk, check_host, resident_bytes
-from ..system.files.state_file import StateFile, state_folder
+from ..system.host import check_disk, check_host, resident_bytes
 from ..system.interrupts import Uninterrupted
+from ..system.state_file import StateFile, state_folder
 from .arena import Arena
 from .movers import FileMover, Ring
 

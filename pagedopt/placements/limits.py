@@ -8,7 +8,7 @@ import torch
 
 from ..paging import policy
 from ..paging.budget import Budget
-from ..system.files import host
+from ..system import host
 from ..system.warn import warn_once
 from .arena import Arena
 

@@ -7,9 +7,9 @@ import contextlib
 import torch
 
 from ..paging.pages import GRANULE, Layout
-from ..system.cuda import driver
-from ..system.cuda.driver import Advice, Location
-from ..system.files.host import check_host, resident_bytes
+from ..system import driver
+from ..system.driver import Advice, Location
+from ..system.host import check_host, resident_bytes
 from ..system.interrupts import Uninterrupted
 from .arena import Arena
 

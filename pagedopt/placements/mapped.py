@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 
 from ..paging.pages import GRANULE, Layout
-from ..system.cuda import driver, virtual
-from ..system.cuda.driver import Location
-from ..system.files.host import check_host
+from ..system import driver, virtual
+from ..system.driver import Location
+from ..system.host import check_host
 from ..system.interrupts import Uninterrupted
 from .arena import Arena
 

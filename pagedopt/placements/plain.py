@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from ..paging.pages import Layout
-from ..system.cuda import driver
-from ..system.files.host import check_host
+from ..system import driver
+from ..system.host import check_host
 from .arena import Arena
 
 

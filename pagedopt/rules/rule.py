@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import operator
+import secrets
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
@@ -20,7 +23,6 @@ from .language import printers
 from .language.operations import exp, fma, log, sign, sqrt, strict, tanh
 from .language.syntax import Signature, signature_of, source_of
 from .language.trace import Node, Trace
-from .registered_names import find, register
 
 #: Below this number of sets, computing one set after another is faster than NumPy.
 FEW = 8
@@ -76,7 +78,7 @@ class Rule(Signature):
         self.functor, self.prologue = f"rule_{self.name}", f"prologue_{self.name}"
         self.parts, self._in_place = parts, self
         self._traced: printers.Program | None = None
-        self.registered = register(self, function, bool(parts))
+        self.registered = _register(self, function, bool(parts))
         for name, moment in self.moments.items():
             if not isinstance(moment, Moment):
                 raise TypeError(f"rule {self.name!r}: moments[{name!r}] is {moment!r}; give a pagedopt.Moment")
@@ -243,9 +245,9 @@ class Rule(Signature):
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
         """Return the generated Python source of the CPU kernel for ``dtypes`` (default: all float32)."""
         from ..formats.floating import of_dtype
-        from ..kernels import cpu_text
+        from ..kernels import cpu
 
-        return cpu_text.source(self, tuple(map(of_dtype, dtypes or [torch.float32] * len(self.inputs))))
+        return cpu.source(self, tuple(map(of_dtype, dtypes or [torch.float32] * len(self.inputs))))
 
     @cached_property
     def out_of_place(self) -> Rule:
@@ -330,7 +332,7 @@ def find_registered(name: str) -> Rule:
     Raises:
         ValueError: there is none in this process.
     """
-    found = find(name)
+    found = _rules.get(name)
     module, colon, function = name.partition(":")
     if found is None and colon:
         try:
@@ -351,6 +353,27 @@ def _find(module: str, name: str, out_of_place: bool, *parts: Rule) -> Rule:
     found = found(*parts) if parts else found
     base = found if isinstance(found, Rule) else Rule(found)
     return base.out_of_place if out_of_place else base
+
+
+#: Every rule that is alive, by name.
+_rules: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+_count = itertools.count(1)
+#: Part of the names that only this process knows, so that no other process finds another rule by one of them.
+_here = secrets.token_hex(4)
+
+
+def _register(rule: Any, function: Callable[..., Any], composed: bool) -> str:
+    """Return a name for ``rule``, by which :func:`find_registered` finds it while it is alive.
+
+    A rule of a module has the name of its function, by which any process finds it that can import it.  A rule that was
+    made in a function or of others, and a second rule of one function, have a name for this process alone.
+    """
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "rule")
+    full = f"{module}:{name}"
+    if composed or module is None or "<locals>" in name or full in _rules:
+        full = f"{name}@{_here}.{next(_count)}"
+    _rules[full] = rule
+    return full
 
 
 __all__ = ["Rule", "check_rule", "exp", "find_registered", "fma", "log", "rule", "sign", "sqrt", "tanh"]

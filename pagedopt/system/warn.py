@@ -1,4 +1,4 @@
-"""What users are told: a log, warnings that name their line, once in a process, and variables without meaning."""
+"""What users are told: a log, warnings once in a process, variables without meaning, the error of lost state."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def asks_for(variable: str, word: str, usual: str) -> bool:
         text = f"{variable}={found!r} has no meaning and is ignored: use {word!r}, or {usual!r}, as without it"
         warn_once((variable, found), text)
     return found == word
+
+
+class StateLost(RuntimeError):
+    """State could neither be moved nor brought back to where it was."""
+
+
+def lost_in_move(nbytes: int, reason: object) -> StateLost:
+    """Return the error for ``nbytes`` of state that a move has lost."""
+    return StateLost(
+        f"{nbytes:,} bytes of optimizer state were neither moved nor left where they were ({reason}); load a checkpoint"
+    )

@@ -12,10 +12,9 @@ import numpy.typing as npt
 import torch
 
 from ..system.compare_tensors import TensorLayout, addresses, missing
-from .checks import Common, check_overlap, checked_writes
 from .layout import WORD, Geometry, HostTable, Words, choose_geometry
 from .storage import POSITION_WORDS
-from .tensors import TensorList, Tensors, has_memory
+from .tensors import Common, TensorList, Tensors, check_overlap, checked_writes, has_memory
 
 Indices = npt.NDArray[np.int64]
 Addresses = npt.NDArray[np.uint64]

@@ -82,7 +82,7 @@ class StorageFormat(Protocol):
         cuda_type: if plain, the C++ type of an element, for ``load_as`` and ``store_as``; else the name of a struct
             with ``load`` and ``store`` (see ``kernels/blocks.cu``).
         cuda_text: definitions of these, unless the kernels have them.
-        numba_load, numba_store: if plain, expressions with ``{}``; else statements (see ``kernels/cpu_text.py``).
+        numba_load, numba_store: if plain, expressions with ``{}``; else statements (see ``kernels/cpu.py``).
         numba_type: if plain, the NumPy type of a stored element.
     """
 

@@ -6,7 +6,7 @@ import functools
 import warnings
 from typing import Any, Literal
 
-from ..system.cuda import driver
+from ..system import driver
 from ..system.warn import log, outside
 from .by_value import HybridTransport, StructTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..system.cuda import driver, graphs
+from ..system import driver, graphs
 from ..tables.layout import WORD, HostTable, Span, Words, table_type
 from .transport import TABLE_AT, Argument, Lent, Transport, opaque
 

@@ -16,7 +16,7 @@ from children import python
 from gpu_support import NEEDED
 
 from pagedopt import PagedAdamW
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 Tensors = Iterable[torch.Tensor]
 #: Nothing at its default and nothing zero; an epsilon with which noise in a gradient that should be zero moves nothing.

@@ -18,22 +18,22 @@ from paths import ROOT
 from stand_ins import raising
 
 from pagedopt import PagedAdamW, Rates
-from pagedopt.commands.doctor import doctor_command, examine, trial
-from pagedopt.kernels import team
+from pagedopt.commands import examine
+from pagedopt.commands.doctor import about_card
+from pagedopt.kernels import cpu
 from pagedopt.placements import choose
 from pagedopt.planning import rates
+from pagedopt.system import driver, machine
 from pagedopt.system import look as build
-from pagedopt.system import machine, throughput
-from pagedopt.system.cuda import driver
-from pagedopt.system.files.state_file import FOLDER_VARIABLE
+from pagedopt.system.state_file import FOLDER_VARIABLE
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure with a few MiB."""
-    monkeypatch.setattr(throughput, "SAMPLE", 4 << 20)
-    monkeypatch.setattr(throughput, "FILE_SAMPLE", 2 << 20)
-    monkeypatch.setattr(throughput, "SECONDS", 0.05)
+    monkeypatch.setattr(rates, "SAMPLE", 4 << 20)
+    monkeypatch.setattr(rates, "FILE_SAMPLE", 2 << 20)
+    monkeypatch.setattr(rates, "SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -220,9 +220,9 @@ def test_the_default_on_a_gpu_is_the_first_that_works(monkeypatch: pytest.Monkey
         return {"works": kind.name not in broken}
 
     def default() -> list[str]:
-        return [t["placement"] for t in trial.try_placements(torch.device("cuda", 0)) if t["default"]]
+        return [t["placement"] for t in examine.try_placements(torch.device("cuda", 0)) if t["default"]]
 
-    monkeypatch.setattr(trial, "_try", played)
+    monkeypatch.setattr(examine, "_try", played)
     for name in ("mapped", "managed", "host"):
         assert default() == [name]
         broken[name] = "it is Sunday"
@@ -237,11 +237,11 @@ def test_a_card_says_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "capabilities", lambda index: able)
     known = examine.card(0)
     assert known["can"] == {"managed": True, "concurrent_managed": False, "mapped": True, "host_pages": False}
-    said = dict(doctor_command.about_card(known))
+    said = dict(about_card(known))
     assert said["memory"] == "10.0 GiB free of 24.0 GiB"
     assert said["memory of the host"] == "managed yes, concurrent managed no, mapped yes, host pages no"
     monkeypatch.setattr(driver, "capabilities", raising(RuntimeError("no cuda-bindings")))
-    assert dict(doctor_command.about_card(examine.card(0)))["memory of the host"] == "not known without cuda-bindings"
+    assert dict(about_card(examine.card(0)))["memory of the host"] == "not known without cuda-bindings"
 
 
 NVRM = {
@@ -283,7 +283,7 @@ def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkey
 def test_a_torch_without_a_team_of_threads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = dict.fromkeys(examine.PACKAGES, "1")
     assert not any("one thread" in note for note in examine.notes(packages))
-    monkeypatch.setattr(team, "openmp", lambda: None)
+    monkeypatch.setattr(cpu, "openmp", lambda: None)
     assert any("steps on a CPU take one thread" in note for note in examine.notes(packages))
 
 
@@ -305,7 +305,7 @@ def test_measuring_leaves_no_file_and_says_what_there_is(
     assert found.ram
     assert found.file_read
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "absent"))
-    monkeypatch.setattr("pagedopt.system.files.host.available", lambda: 1 << 20)  # it is measured with little, then
+    monkeypatch.setattr("pagedopt.system.host.available", lambda: 1 << 20)  # it is measured with little, then
     found = Rates.measured("cpu")
     assert (found.file_read, found.file_write) == (None, None)
     assert found.ram
@@ -318,7 +318,7 @@ def test_a_rate_is_bytes_by_the_median_of_seconds_without_the_first(monkeypatch:
         now[0] += took.pop(0)
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    assert throughput._rate(1000, [work], before=lambda: now.append(0.0)) == 500
+    assert rates._rate(1000, [work], before=lambda: now.append(0.0)) == 500
     assert (took, len(now)) == ([], 5)
 
 

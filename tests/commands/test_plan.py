@@ -21,8 +21,7 @@ from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.planning import rates
 from pagedopt.planning.sizes import SIZES, parameter_count
-from pagedopt.system import machine
-from pagedopt.system.files import host
+from pagedopt.system import host, machine
 
 CPU = torch.device("cpu")
 HAND = Rates(device=1e12, up=1e9, down=1e9, both=2e9, in_place=1e9, ram=1e10, machine="a machine of mine")
@@ -176,6 +175,9 @@ def test_options_reach_the_estimate(rated: Program) -> None:
     assert row["state_bytes"] == pytest.approx(6e9, rel=1e-3)
     assert row["param_bytes"] == 4e9
     assert row["seconds"] == pytest.approx(12, rel=1e-3)
+    (row, *_) = rated.reports("--params", "1B", "--param-format", "bfloat16+8", "--state-format", "int8")["rows"]
+    assert row["state_bytes"] == pytest.approx(3.03e9, rel=2e-3)
+    assert row["param_bytes"] == 2e9
 
 
 @pytest.mark.parametrize("name", ["int8", "8bit"])

@@ -47,7 +47,7 @@ def test_plan_can_be_interrupted_anywhere(when: str, tmp_path: Path) -> None:
     assert said in ("pagedopt: interrupted\n", "pagedopt plan: interrupted\n")
 
 
-@pytest.mark.parametrize("when", long_but(["pagedopt.commands.train.run", "argparse.py"], "argparse.py".__eq__))
+@pytest.mark.parametrize("when", long_but(["pagedopt.commands.contest", "argparse.py"], "argparse.py".__eq__))
 def test_train_can_be_interrupted_before_its_first_step(when: str, tmp_path: Path) -> None:
     assert interrupted("pagedopt", when, *TRAIN, str(tmp_path)) == (130, "pagedopt train: interrupted\n")
     assert list(tmp_path.iterdir()) == []

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pagedopt.commands import tables
-from pagedopt.commands.train import report
+from pagedopt.commands import contest, tables
 
 
 def shown(width: int, *contenders: Any) -> list[str]:
     """The lines of what `train` says of contenders, without the head."""
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(report.table(contenders, tokens=500))
+        console.print(contest.table(contenders, tokens=500))
     return [line for line in captured.get().splitlines() if line.startswith("│")]
 
 

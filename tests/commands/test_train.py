@@ -15,10 +15,9 @@ from pictures import needs_matplotlib
 from rich.console import Console
 from stand_ins import raising
 
-from pagedopt.commands import tables
-from pagedopt.commands.train import contender, report, run
-from pagedopt.commands.train.command import GONE, NAMES
-from pagedopt.commands.train.contender import Contender
+from pagedopt.commands import contest, tables
+from pagedopt.commands.contest import Contender
+from pagedopt.commands.train import GONE, NAMES
 from pagedopt.planning.sizes import SIZES, parameter_count
 
 STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
@@ -29,13 +28,13 @@ NO_BIT = "The budget has changed no bit of"
 def lined_up(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
     """The contenders of the last run."""
     found: list[Contender] = []
-    line_up = run.line_up
+    line_up = contest.line_up
 
     def noted(*given: Any) -> list[Contender]:
         found[:] = line_up(*given)
         return found
 
-    monkeypatch.setattr(run, "line_up", noted)
+    monkeypatch.setattr(contest, "line_up", noted)
     return found
 
 
@@ -75,14 +74,16 @@ def test_the_table_says_where_bytes_are(tmp_path: Path, train_tiny: Program, lin
         assert all(0 < part <= whole for part, whole in zip(each.optimizer_ms, each.step_ms, strict=True))
 
 
-def test_the_budget_and_the_format_are_the_optimizers(
-    tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
+@pytest.mark.parametrize(("more", "share"), [((), 0.27), (("--param-format", "bfloat16+8"), 0.39)])
+def test_the_budget_and_the_formats_are_the_optimizers(
+    more: tuple[str, ...], share: float, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
-    options = ("--budget", 0, "--state-format", "int8", "--batch", 2, "--steps", 2, "--out", tmp_path)
+    options = ("--budget", 0, "--state-format", "int8", *more, "--batch", 2, "--steps", 2, "--out", tmp_path)
     said = train_tiny.says(*options)
     assert_has(said, "2 steps of 2 x 64 bytes", "PagedAdamW, 0 ", "the tolerance is 1.", NO_BIT)
     theirs, ours, spilled = (c.state_bytes() for c in lined_up)
-    assert ours["host"] < 0.27 * theirs["host"]
+    assert share - 0.02 < ours["host"] / theirs["host"] < share
+    assert {p.dtype for p in lined_up[1].model.parameters()} == {torch.bfloat16 if more else torch.float32}
     assert set(spilled) == {"file"}
 
 
@@ -121,7 +122,7 @@ def test_a_wrong_optimizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_losses_that_are_not_finite_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
-    monkeypatch.setitem(contender.RECIPES, "adamw", (1e30, {}))
+    monkeypatch.setitem(contest.RECIPES, "adamw", (1e30, {}))
     assert "DO NOT AGREE" in train_tiny.says("--steps", 3, "--out", tmp_path, status=1)
 
 
@@ -146,7 +147,7 @@ def test_the_picture_is_drawn(tmp_path: Path, train_tiny: Program) -> None:
 
 
 def test_without_matplotlib_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train_tiny: Program) -> None:
-    monkeypatch.setattr(report, "new_figure", lambda *_: None)
+    monkeypatch.setattr(contest, "new_figure", lambda *_: None)
     said = train_tiny.says("--steps", 1, "--out", tmp_path)
     assert said.splitlines()[-1] == "no picture: matplotlib is not installed (pip install matplotlib)"
 

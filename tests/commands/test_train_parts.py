@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt.commands.errors import UsageError
-from pagedopt.commands.train.data import load_corpus, sample_batch, to_device
-from pagedopt.commands.train.gpt import build_model
-from pagedopt.commands.train.schedule import learning_rate
-from pagedopt.commands.train.verdict import bits_equal, curves_agree, tolerance
+from pagedopt.commands.contest import bits_equal, curves_agree, tolerance
+from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
+from pagedopt.commands.parser import UsageError
 from pagedopt.planning.sizes import SIZES, parameter_count
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

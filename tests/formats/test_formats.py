@@ -18,7 +18,7 @@ from nvrtc_support import nvrtc
 import pagedopt
 from pagedopt.formats import FORMATS, Column, ElementFormat, Format, names
 from pagedopt.formats.floating import CHOICES, StateFormat, check_format, chosen_format
-from pagedopt.formats.text import FUNCTIONS
+from pagedopt.formats.format import FUNCTIONS
 from pagedopt.kernels import numba_numbers
 
 STATES = ("exp_avg", "exp_avg_sq")
@@ -163,7 +163,7 @@ def test_where_nvrtc_is_missing_no_text_is_compiled(monkeypatch: pytest.MonkeyPa
     def missing(*_: Any) -> None:
         raise RuntimeError("libnvrtc.so is not there")
 
-    monkeypatch.setattr("pagedopt.formats.cuda_check.compile_cuda", missing)
+    monkeypatch.setattr("pagedopt.formats.format.compile_cuda", missing)
     assert eighths(cuda_text="a text that nobody compiled before").cuda_text
 
 

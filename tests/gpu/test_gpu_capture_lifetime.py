@@ -22,7 +22,7 @@ from injector import interrupt_at
 from optim_support import same
 
 from pagedopt.kernels import cuda
-from pagedopt.system.cuda import driver, graphs, virtual
+from pagedopt.system import driver, graphs, virtual
 
 pytestmark = launching()
 

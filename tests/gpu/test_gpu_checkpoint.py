@@ -13,9 +13,9 @@ from gpu_support import NEEDED, settled
 from optim_support import through_file
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.loading.load import STAGING_BYTES
+from pagedopt.optim.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 from tests.world import give, numbers
 
 pytestmark = NEEDED

@@ -19,7 +19,7 @@ from pagedopt import PagedAdamW, Rates, estimate
 from pagedopt.commands.main import main
 from pagedopt.placements import choose
 from pagedopt.planning.rates import WORDS
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 pytestmark = [launching(), pytest.mark.exclusive]
 

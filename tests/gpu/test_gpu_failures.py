@@ -22,8 +22,8 @@ from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda, source
 from pagedopt.kernels.nvrtc import CompileError
 from pagedopt.placements import store
-from pagedopt.system.cuda import driver
-from pagedopt.system.cuda.copies import Copy
+from pagedopt.system import driver
+from pagedopt.system.copies import Copy
 from tests.optim.faults import Scene, Stage, expected
 
 pytestmark = [*NEEDED, call_by_call]

@@ -19,7 +19,7 @@ from pagedopt.placements.arena import Arena
 from pagedopt.placements.managed import ManagedArena
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.placements.plain import PinnedArena
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 pytestmark = NEEDED
 

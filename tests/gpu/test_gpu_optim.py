@@ -15,7 +15,7 @@ from spill_support import same
 from stand_ins import raising
 
 from pagedopt import PagedAdamW
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 pytestmark = NEEDED
 

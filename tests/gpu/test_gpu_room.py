@@ -18,9 +18,7 @@ from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy
-from pagedopt.system import warn
-from pagedopt.system.cuda import driver, virtual
-from pagedopt.system.files import host
+from pagedopt.system import driver, host, virtual, warn
 
 pytestmark = [*NEEDED, pytest.mark.exclusive]
 

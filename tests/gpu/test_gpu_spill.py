@@ -17,7 +17,7 @@ from staged import call_by_call
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.policy import SLOTS
-from pagedopt.system.cuda.copies import Copy
+from pagedopt.system.copies import Copy
 
 pytestmark = NEEDED
 

@@ -19,7 +19,7 @@ from support import F32, assert_updated, lists_for, on, same_bits, scalars_for
 
 from pagedopt import DeviceTable, Sweep
 from pagedopt.rules import RULES
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 from pagedopt.tables.layout import batches
 from pagedopt.transports import choose
 from pagedopt.transports.by_value import StructTransport

@@ -19,7 +19,7 @@ from torch import nn
 
 from pagedopt.optim.overlap import side_stream
 from pagedopt.optim.overlap.side_stream import SideStream
-from pagedopt.placements.own_mover import OwnMover
+from pagedopt.placements.movers import OwnMover
 from tests.optim.overlapped_models import LONG, LOOPS, STEPS
 from tests.optim.test_within import REFUSED, loop_of
 

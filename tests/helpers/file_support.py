@@ -20,7 +20,7 @@ from pagedopt.paging.policy import resident_pages, schedule
 from pagedopt.paging.visits import Span, passes, plan
 from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
-from pagedopt.system.files.state_file import FOLDER_VARIABLE, state_folder
+from pagedopt.system.state_file import FOLDER_VARIABLE, state_folder
 
 MIB = 1 << 20
 CPU = torch.device("cpu")

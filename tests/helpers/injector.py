@@ -23,7 +23,7 @@ import pagedopt
 
 PACKAGE = str(Path(pagedopt.__file__).parent) + "/"
 #: Files of the package whose functions stand for one call to the system or the driver each.
-WRAPPERS = (PACKAGE + "system/files/libc.py", PACKAGE + "system/cuda/driver.py")
+WRAPPERS = (PACKAGE + "system/libc.py", PACKAGE + "system/driver.py")
 #: Modules whose functions ask the system.
 SYSTEM = {"posix", "os", "mmap", "fcntl", "shutil", "io", "_io", "ctypes", "_ctypes"}
 #: Functions of torch and NumPy that need memory.  What else these do is not made to fail, but for what is on a GPU.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pagedopt.commands.results import new_figure
+from pagedopt.commands.tables import new_figure
 
 
 def can_draw() -> bool:

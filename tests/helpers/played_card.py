@@ -27,8 +27,7 @@ from pagedopt.kernels import cuda as kernels
 from pagedopt.optim.overlap import everyone, overlap
 from pagedopt.placements import movers
 from pagedopt.placements.mapped import MappedArena
-from pagedopt.system import warn
-from pagedopt.system.cuda import driver, nodes, sharing, virtual
+from pagedopt.system import driver, graphs, virtual, warn
 from pagedopt.tables.layout import BLOCK
 from pagedopt.transports import choose
 from pagedopt.transports.transport import TABLE_AT
@@ -40,7 +39,7 @@ _CACHED = (
     (kernels, "prologue_kernel"), (kernels, "sums_kernel"), (kernels, "total_kernel"),
 )  # fmt: skip
 _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
-    (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (sharing, "ranges", dict),
+    (movers, "_rings", dict), (overlap, "_sides", dict), (everyone, "with_queued", set), (driver, "ranges", dict),
     (virtual, "device_pages", dict), (virtual, "dead", list), (warn, "_said", set),
 )  # fmt: skip
 
@@ -50,7 +49,7 @@ _GIVE_BACK: tuple[tuple[Any, str], ...] = (
     (driver, "_free"),
     (driver, "_destroy_event"),
     (virtual, "_free"),
-    (nodes, "_destroy"),
+    (graphs, "_destroy"),
 )
 
 

@@ -22,8 +22,7 @@ from played_memory import Memory
 from played_order import Event, Graph, Order, Touched
 
 from pagedopt.kernels import cuda
-from pagedopt.system.cuda import calls
-from pagedopt.system.files import libc
+from pagedopt.system import driver, libc
 
 GRANULE = 4096
 Result = real.CUresult
@@ -76,7 +75,7 @@ class Driver:
         for name in dir(self):
             if name.startswith("cu") and hasattr(real, name):  # some have two forms in CUDA 12
                 monkeypatch.setattr(real, name, functools.partial(self._call, name))
-        for module in (calls, cuda):  # compiled calls would reach a real one, where there is one
+        for module in (driver, cuda):  # compiled calls would reach a real one, where there is one
             monkeypatch.setattr(module, "extension_with_driver", lambda: None)
 
     @property

@@ -8,7 +8,7 @@ from played_card import Card as PlayedCard
 from played_driver import GRANULE, Driver, Result
 
 from pagedopt.placements import MappedArena
-from pagedopt.system.cuda import virtual
+from pagedopt.system import virtual
 
 __all__ = ["GRANULE", "Card", "Driver", "Result", "install"]
 

@@ -12,7 +12,7 @@ from cache_support import in_child
 from support import F32, lists_for, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, multi_tensor_apply
-from pagedopt.kernels import cpu, team
+from pagedopt.kernels import cpu
 from pagedopt.rules import RULES
 from pagedopt.system.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
@@ -35,13 +35,13 @@ def kernel(_scalars, _rows, _chunks, _chunk_numel, _first, _last):
         _seen[1] = _asked(_np.int64(_scalars[0, 1]))
 """
 
-pytestmark = pytest.mark.skipif(team.openmp() is None, reason="torch has no OpenMP here, or another one than GCC's")
+pytestmark = pytest.mark.skipif(cpu.openmp() is None, reason="torch has no OpenMP here, or another one than GCC's")
 
 
 @pytest.fixture(scope="module")
 def kernel() -> Any:
-    found = load(TEXT + team.MEMBER, "seen", "pagedopt.kernels.numba_numbers")
-    team.prepare(found)
+    found = load(TEXT + cpu.MEMBER, "seen", "pagedopt.kernels.numba_numbers")
+    cpu.prepare(found)
     return found
 
 
@@ -56,7 +56,7 @@ class Seen:
 
     def fail(self, chunk: int) -> None:
         """Let a kernel fail at a chunk; -1: at none."""
-        found = team.openmp()
+        found = cpu.openmp()
         assert found is not None
         self.table.set_scalars([[chunk, found.thread_num]])
 
@@ -77,7 +77,7 @@ def walk(kernel: Any, seen: Seen, count: int, span: tuple[int, int] | None = Non
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_thread_has_one_stretch_and_the_same_in_every_step(kernel: Any, count: int) -> None:
-    chunks = 4 * team.MIN_ELEMENTS // CHUNK
+    chunks = 4 * cpu.MIN_ELEMENTS // CHUNK
     seen = walk(kernel, Seen(chunks), count)
     first = seen.threads
     walk(kernel, seen, count)
@@ -88,7 +88,7 @@ def test_every_thread_has_one_stretch_and_the_same_in_every_step(kernel: Any, co
 
 def test_as_many_threads_work_as_the_work_is_worth(kernel: Any) -> None:
     for worth in (1, 2, 3):
-        chunks = worth * team.MIN_ELEMENTS // CHUNK
+        chunks = worth * cpu.MIN_ELEMENTS // CHUNK
         assert len(set(walk(kernel, Seen(chunks), 4).threads)) == worth
     assert walk(kernel, Seen(chunks), 4, (2, 40)).times == [2 <= i < 40 for i in range(chunks)]
 
@@ -103,15 +103,15 @@ def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> No
     """OpenMP may give fewer threads than were asked for."""
     seen = Seen(7)
     arguments = cpu.arguments_of(seen.table)
-    member = team.member(kernel)
+    member = cpu.member_of(kernel)
     assert member is not None
-    team.Call(arguments, [(i, i + 1) for i in range(7)]).on(member, 2)()
+    cpu.Call(arguments, [(i, i + 1) for i in range(7)]).on(member, 2)()
     assert seen.times == [1] * 7
     assert set(seen.threads) == {0, 1}
 
 
 def test_what_fails_on_a_thread_is_raised_on_ours(kernel: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    seen = Seen(4 * team.MIN_ELEMENTS // CHUNK)
+    seen = Seen(4 * cpu.MIN_ELEMENTS // CHUNK)
     walk(kernel, seen, 4)
     last = len(seen.times) - 1
     seen.fail(last)
@@ -127,7 +127,7 @@ def test_a_fork_has_one_thread(kernel: Any) -> None:
     """It has inherited OpenMP's record of the team, but not its threads: it would wait for them."""
 
     def child() -> bool:
-        if team.member(kernel) is not None:
+        if cpu.member_of(kernel) is not None:
             return False
         seen = walk(kernel, Seen(64), 4)
         return seen.times == [1] * 64 and set(seen.threads) == {0}
@@ -138,9 +138,9 @@ def test_a_fork_has_one_thread(kernel: Any) -> None:
 
 def test_a_torch_without_openmp_has_one_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(64)
-    monkeypatch.setattr(team, "openmp", lambda: None)
-    monkeypatch.setattr(team, "_members", {})
-    team.prepare(kernel)
+    monkeypatch.setattr(cpu, "openmp", lambda: None)
+    monkeypatch.setattr(cpu, "_members", {})
+    cpu.prepare(kernel)
     assert walk(kernel, seen, 4).times == [1] * 64
     assert set(seen.threads) == {0}
 

@@ -13,7 +13,7 @@ from support import BF16, F16, F32, F64
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import INT8
 from pagedopt.kernels import cuda, nvrtc, source
-from pagedopt.launch.factor import FACTOR, Factor
+from pagedopt.launch.on_device import FACTOR, Factor
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 from tests.tables.test_layout import assert_no_padding, assertions, compile_with

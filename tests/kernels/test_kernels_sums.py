@@ -14,7 +14,7 @@ from kernel_names import sums_instance
 from support import DTYPES, F32
 
 from pagedopt.kernels import cpu, cuda
-from pagedopt.launch.factor import Factor
+from pagedopt.launch.on_device import Factor
 from pagedopt.launch.sums import SquaresList, added
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
 

@@ -14,10 +14,9 @@ import pytest
 from played_tables import Tables, change
 
 from pagedopt.kernels import cuda as kernels
-from pagedopt.launch.device_step import DeviceStep
-from pagedopt.launch.table_copy import STAGING_BUFFERS
+from pagedopt.launch.on_device import STAGING_BUFFERS, DeviceStep
 from pagedopt.rules import RULES
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 from pagedopt.tables.layout import Geometry, HostTable
 from pagedopt.transports.transport import TABLE_AT
 

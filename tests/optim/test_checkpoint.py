@@ -16,7 +16,7 @@ from stand_ins import raising
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
-from pagedopt.optim.loading import load
+from pagedopt.optim import load
 
 StateDict = dict[str, Any]
 

@@ -14,7 +14,7 @@ from file_support import mapping_rss
 from optim_support import ADAMW, step_on_ones, train, trained
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.loading import load
+from pagedopt.optim import load
 from tests.world import parameters, steps
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

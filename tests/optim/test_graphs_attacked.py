@@ -10,7 +10,7 @@ import torch
 
 from pagedopt import PagedAdamW
 from pagedopt.formats import Column, Format
-from pagedopt.system.cuda.copies import Copy
+from pagedopt.system.copies import Copy
 
 
 def test_parameters_of_two_dtypes_that_share_a_step_count_take_it_in_their_order() -> None:

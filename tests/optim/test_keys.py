@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CyclicLR
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, Rule
-from pagedopt.common.similar_names import one_edit_apart
+from pagedopt.common.names import one_edit_apart
 from pagedopt.rules import sgd, sgd_momentum
 from pagedopt.system import warn
 

@@ -12,7 +12,7 @@ import torch
 from held import forked, held_by_another, together
 
 from pagedopt import PagedAdamW
-from pagedopt.optim.locks import OptimizerLock
+from pagedopt.optim.rule_optimizer import OptimizerLock
 
 STEPS = 20
 

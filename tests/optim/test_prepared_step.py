@@ -13,7 +13,7 @@ from support import threads
 
 import pagedopt
 from pagedopt import PagedAdamW
-from pagedopt.kernels import team
+from pagedopt.kernels import cpu
 from pagedopt.optim import seen
 from pagedopt.optim.pages import Route
 from pagedopt.optim.scalars import ScalarState
@@ -160,7 +160,7 @@ def test_a_replaced_tensor_is_freed_at_once_and_its_successor_used() -> None:
 # --- what fails before the first write damages nothing ----------------------------------------------------------------
 
 BEFORE = [
-    (HostTable, "shares"), (HostTable, "set_scalars"), (team.Call, "__init__"), (seen, "identities"),
+    (HostTable, "shares"), (HostTable, "set_scalars"), (cpu.Call, "__init__"), (seen, "identities"),
     (ScalarState, "read"), (Uninterrupted, "__enter__"), (Route, "mover"),
 ]  # fmt: skip
 

@@ -18,7 +18,7 @@ from stand_ins import raising
 from pagedopt.paging.policy import SLOTS, Move
 from pagedopt.placements.file import FileArena
 from pagedopt.placements.movers import FileMover
-from pagedopt.system.files import libc
+from pagedopt.system import libc
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -16,9 +16,9 @@ from played_pages import Driver, Result
 from pagedopt.paging.pages import lay_out
 from pagedopt.placements import device_page_limit
 from pagedopt.placements.mapped import MappedArena
-from pagedopt.system.cuda import driver, virtual
-from pagedopt.system.cuda.driver import Location
-from pagedopt.system.state_lost import StateLost
+from pagedopt.system import driver, virtual
+from pagedopt.system.driver import Location
+from pagedopt.system.warn import StateLost
 
 CPU = torch.device("cpu")
 GRANULE = played_pages.GRANULE

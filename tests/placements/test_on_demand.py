@@ -16,10 +16,10 @@ from optim_support import ADAMW, COPIES, bits, same
 from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW, run_with_room
-from pagedopt.optim.loading import copying
+from pagedopt.optim import load
 from pagedopt.placements import choose
 from pagedopt.placements.plain import DeviceArena, HostArena
-from pagedopt.system.cuda import driver, virtual
+from pagedopt.system import driver, virtual
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = (7_001, 300, 5_000)
@@ -184,7 +184,7 @@ def test_what_is_interrupted_has_changed_nothing(
 ) -> None:
     params, opt = trained(2)
     before = [opt.state[p]["exp_avg"] for p in params]
-    calls, copy_values = [], copying.copy_values
+    calls, copy_values = [], load.copy_values
 
     def failing(*given: Any) -> None:
         calls.append(1)
@@ -193,7 +193,7 @@ def test_what_is_interrupted_has_changed_nothing(
         copy_values(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(copying, "copy_values", failing)
+        patch.setattr(load, "copy_values", failing)
         for _ in range(3):
             calls.clear()
             with pytest.raises((KeyboardInterrupt, RuntimeError)):
@@ -211,12 +211,12 @@ def test_gpus_are_waited_for_before_state_is_copied_and_before_its_old_memory_go
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append(str(device)))
-    with copying._idle([CPU, CUDA, CUDA, torch.device("cuda", 1)]):
+    with load._idle([CPU, CUDA, CUDA, torch.device("cuda", 1)]):
         assert sorted(said) == ["cuda:0", "cuda:1"]
     assert sorted(said) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1"]
     seen: list[list[torch.device]] = []
-    idle = copying._idle
-    monkeypatch.setattr(copying, "_idle", lambda devices: idle(seen.append(found := list(devices)) or found))
+    idle = load._idle
+    monkeypatch.setattr(load, "_idle", lambda devices: idle(seen.append(found := list(devices)) or found))
     params, opt = trained(2)
     opt.spill()
     for p in params:

@@ -21,9 +21,9 @@ from injector import interrupt_at
 from often import MARKS
 from stand_ins import raising
 
-from pagedopt.system.files import libc
-from pagedopt.system.files.state_file import StateFile
-from pagedopt.system.state_lost import StateLost
+from pagedopt.system import libc
+from pagedopt.system.state_file import StateFile
+from pagedopt.system.warn import StateLost
 from tests.placements import torn_moves
 
 #: So many lines are passed over between two that get a signal.

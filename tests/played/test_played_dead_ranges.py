@@ -13,8 +13,8 @@ from played_card import Card
 from played_driver import GRANULE, Result
 from played_runs import Run
 
-from pagedopt.system.cuda import virtual
-from pagedopt.system.cuda.driver import CudaError, Location
+from pagedopt.system import virtual
+from pagedopt.system.driver import CudaError, Location
 
 IN_CAPTURE = (
     "STREAM_CAPTURE_UNSUPPORTED", "STREAM_CAPTURE_INVALIDATED", "STREAM_CAPTURE_ISOLATION", "STREAM_CAPTURE_IMPLICIT",

@@ -8,7 +8,7 @@ import pytest
 from cuda.bindings import driver as real
 from played_card import Card
 
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["given back with the tables", "kept alive by somebody"])

@@ -17,7 +17,7 @@ from test_played_graphs import counted, step
 from torch import nn
 
 from pagedopt.common.patience import Patience
-from pagedopt.system.cuda.driver import CudaError, Event
+from pagedopt.system.driver import CudaError, Event
 
 BOTH = (3000, 17, 1500)
 

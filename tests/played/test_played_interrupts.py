@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from pagedopt.common.patience import Patience
 from pagedopt.optim.overlap.overlap import Overlap
-from pagedopt.optim.page_graphs import StagedGraph
+from pagedopt.optim.pages import StagedGraph
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
 

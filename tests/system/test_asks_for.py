@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW
-from pagedopt.placements import graphs
+from pagedopt.placements import store
 from pagedopt.system import look as build
 from pagedopt.system import warn
 
-WAYS = [(build.VARIABLE, "python", "compiled"), (graphs.VARIABLE, "calls", "graph")]
+WAYS = [(build.VARIABLE, "python", "compiled"), (store.VARIABLE, "calls", "graph")]
 pytestmark = pytest.mark.parametrize(("variable", "word", "usual"), WAYS)
 
 

@@ -18,8 +18,7 @@ from children import python
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
-from pagedopt.system import warn
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver, warn
 
 CUDA = torch.device("cuda:0")
 HOST_PAGES = 145
@@ -124,7 +123,7 @@ int cuGetErrorString(int, const char** text) { *text = "as asked for"; return 0;
 """
 ASK = """
 import os
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 for device, answer in enumerate(("1", "0", "invalid", "unknown")):
     os.environ["ANSWER"] = answer
     try:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from pagedopt.system.cuda import calls
-from pagedopt.system.cuda.calls import Calls
-from pagedopt.system.cuda.copies import Copy
-from pagedopt.system.cuda.driver import CudaError
+from pagedopt.system import driver
+from pagedopt.system.copies import Copy
+from pagedopt.system.driver import Calls, CudaError
 from pagedopt.system.look import compiled_look
 
 THREE = [("cuStreamWaitEvent", 1, 2, 0), ("cuMemcpyAsync", 3, 4, 5, 1), ("cuEventRecord", 6, 1)]
@@ -27,8 +26,8 @@ def test_they_are_made_in_order_up_to_the_first_that_is_refused(
             raise CudaError(name, "CUDA_ERROR_UNKNOWN", "says the test")
         made.append((name, *given))
 
-    monkeypatch.setattr(calls, "extension_with_driver", lambda: None)
-    monkeypatch.setattr(calls, "call", call)
+    monkeypatch.setattr(driver, "extension_with_driver", lambda: None)
+    monkeypatch.setattr(driver, "call", call)
     ours = Calls(THREE)
     if refused is None:
         ours()
@@ -56,8 +55,8 @@ class Compiled:
 @pytest.mark.parametrize("refused", [0, 2, 3])
 def test_the_compiled_ones_say_which_was_refused(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     compiled, said = Compiled(refused), list[Any]()
-    monkeypatch.setattr(calls, "extension_with_driver", lambda: compiled)
-    monkeypatch.setattr(calls, "check_code", lambda name, code: said.append((name, code)))
+    monkeypatch.setattr(driver, "extension_with_driver", lambda: compiled)
+    monkeypatch.setattr(driver, "check_code", lambda name, code: said.append((name, code)))
     ours = Calls(THREE)
     ours()
     ours()

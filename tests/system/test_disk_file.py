@@ -15,9 +15,8 @@ import pytest
 from file_support import open_files
 from stand_ins import raising
 
-from pagedopt.system.files import libc
-from pagedopt.system.files.disk_file import FILES
-from pagedopt.system.files.state_file import StateFile
+from pagedopt.system import libc
+from pagedopt.system.state_file import FILES, StateFile
 
 KIB = 1 << 10
 SIZE = 256 * KIB
@@ -140,7 +139,7 @@ def last():
         assert users.fileno() != file._file
 
 atexit.register(last)  # runs behind what pagedopt registers
-from pagedopt.system.files.state_file import StateFile
+from pagedopt.system.state_file import StateFile
 file = StateFile(Path(sys.argv[1]), 4096)
 """
 

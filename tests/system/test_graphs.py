@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from pagedopt.system.cuda import graphs
+from pagedopt.system import graphs
 
 
 class Kept:

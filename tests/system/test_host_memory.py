@@ -14,8 +14,8 @@ import pytest
 from command_line import assert_has
 from file_support import mapping_rss, mappings
 
-from pagedopt.system.files import host, libc
-from pagedopt.system.files.host import Room, available, check_disk, check_host, resident_bytes, rooms
+from pagedopt.system import host, libc
+from pagedopt.system.host import Room, available, check_disk, check_host, resident_bytes, rooms
 
 MIB, GIB = 1 << 20, 1 << 30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 
 PAGE = mmap.PAGESIZE
 

@@ -19,9 +19,9 @@ from command_line import assert_has
 from file_support import MIB, assert_holds, assert_measured, assert_whole, fill, mapped, open_files, small, step
 from stand_ins import raising
 
-from pagedopt.system.files import host, libc, state_file
-from pagedopt.system.files.host import file_system
-from pagedopt.system.files.state_file import FOLDER_VARIABLE, StateFile, state_folder
+from pagedopt.system import host, libc, state_file
+from pagedopt.system.host import file_system
+from pagedopt.system.state_file import FOLDER_VARIABLE, StateFile, state_folder
 
 pytestmark = pytest.mark.usefixtures("folder")
 

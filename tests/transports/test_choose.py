@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from played_tables import REFUSED, Tables, filled
 
-from pagedopt.system.cuda.driver import Capabilities
+from pagedopt.system.driver import Capabilities
 from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
 from pagedopt.transports.ring import RING_SIZE, MemcpyTransport
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from played_tables import Tables, change, decode, filled, run
 from stand_ins import raising
 
-from pagedopt.system.cuda import driver
+from pagedopt.system import driver
 from pagedopt.tables.layout import BLOCK
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
 from pagedopt.transports.choose import TRANSPORTS

@@ -18,8 +18,7 @@ from ...launch.sweep import LaunchesOfSpans
 from ...paging.arrivals import Arrivals, Visit
 from ...paging.pages import Indices
 from ...paging.visits import Mover, Span, Update, passes
-from ...placements.movers import Ring
-from ...placements.own_mover import KnownCalls, OwnMover
+from ...placements.movers import KnownCalls, OwnMover, Ring
 from ...tables.layout import HostTable
 from ...tables.tensors import has_memory
 from ..launch import Work

@@ -9,7 +9,7 @@ import torch
 
 from ...paging.policy import HELD
 from ...system import internals
-from ...system.cuda.driver import Event
+from ...system.driver import Event
 
 
 class SideStream:

@@ -1,1 +1,0 @@
-"""``python -m pagedopt doctor``: find out what this machine can do by trying it."""

@@ -1,1 +1,0 @@
-"""Loading state dicts: translation from bitsandbytes, checks, and copying that signals do not interrupt."""

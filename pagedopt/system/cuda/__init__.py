@@ -1,1 +1,0 @@
-"""The CUDA driver and its virtual memory."""

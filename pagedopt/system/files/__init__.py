@@ -1,1 +1,0 @@
-"""Files, mappings and memory of the host."""
