@@ -8,6 +8,7 @@ import importlib
 import os
 import subprocess
 import sys
+import textwrap
 import time
 import traceback
 from collections.abc import Sequence
@@ -21,18 +22,13 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from experiments.kept import Experiment
-    from experiments.lab import Page, Run, Table
+    from experiments.lab import Page, Row, Run, Table
 
-#: What measures nothing: its module and function, and what it does.
+#: What measures nothing: its module, and what it does.
 PAGES = {
-    "readme": ("readme", "main", "fill README.md with what is kept, and draw its picture"),
-    "drawings": ("drawings", "main", "draw how it works, from the code's own values"),
-    "lecture": (
-        "lecture.page",
-        "main",
-        "write notes/claims.md and the quotes in notes/lecture.md from stored results",
-    ),
-    "release_check": ("release_check", "main", "fail on what is quoted and has changed since it was measured"),
+    "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
+    "lecture": ("lecture.page", "write notes/claims.md and the quotes in notes/lecture.md from stored results"),
+    "release_check": ("release_check", "fail on what is quoted and has changed since it was measured"),
 }
 INTERRUPTED = 130
 #: Columns of a table, where the output goes into a file.
@@ -63,13 +59,13 @@ def main(arguments: Sequence[str]) -> int:
         print("python -m experiments NAME [--help]\n")
         for experiment in kept.every():
             print(f"  {experiment.name:20} {experiment.title}")
-        print("", *(f"  {page:20} {what}" for page, (_, _, what) in PAGES.items()), sep="\n")
+        print("", *(f"  {page:20} {what}" for page, (_, what) in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name in PAGES:
-        module, function, what = PAGES[name]
+        module, what = PAGES[name]
         Parser(prog=f"python -m experiments {name}", description=what).parse_args(rest)
-        return int(getattr(importlib.import_module(f"experiments.{module}"), function)())
+        return int(importlib.import_module(f"experiments.{module}").main())
     found = kept.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in kept.every())
@@ -103,7 +99,7 @@ def parse(experiment: Experiment, part: str | None, arguments: Sequence[str]) ->
     parser.add_argument("--note", **json, help=f"fill notes/{experiment.note}.md and draw the pictures {of_kept}")
     if len(experiment.questions) > 1:
         parser.add_argument("--only", metavar="QUESTIONS", help=f"some of {','.join(experiment.questions)}")
-    for module in experiment.questions.values():
+    for module in dict.fromkeys(experiment.questions.values()):
         getattr(module, "options", lambda _: None)(parser)
     options = parser.parse_args(arguments)
     asked = getattr(options, "only", None) if part is None else part
@@ -139,15 +135,14 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
     if options.device != "cpu" and len(options.only) > 1:
         return one_by_one(experiment, options, arguments)
     device, conditions = chosen_device(options.device), kept.conditions()
-    skipped = "NEEDS_GPU" if device.type == "cpu" else "CPU_ONLY"
-    asked = {n: m for n, m in experiment.questions.items() if n in options.only and not getattr(m, skipped, False)}
+    asked = {name: module for name, module in experiment.on(device.type).items() if name in options.only}
     path = options.out / f"{experiment.name}-{kept.label(device)}.json"
     about = {"experiment": experiment.name, "layout": kept.LAYOUT, "device": device.type, "quick": options.quick}
     result = kept.begun(path, {**about, "machine": conditions, "parts": {}}, experiment, asked, options.merge)
     code, pages = 0, list[Page]()
     for name, module in asked.items():
         print(name)
-        code = max(code, answered(name, module, Run(device, options.quick, options), result, path))
+        code = max(code, answered(module, Run(device, options.quick, options, name), result, path))
         if result["parts"][name]["complete"]:
             pages.append(kept.page(name, module, result["parts"][name]))
             show(pages[-1])
@@ -184,17 +179,19 @@ def of_kept(experiment: Experiment, options: argparse.Namespace) -> int:
     from experiments import kept, pictures
 
     path = kept.newest(options.out or kept.KEPT, experiment.name) if options.kept == Path() else options.kept
-    pages = kept.pages(kept.read(path, experiment), experiment).values()
+    result = kept.read(path, experiment)
+    pages = kept.pages(result, experiment)
     if options.show is not None:
-        for page in pages:
-            show(page)
+        for name, rows in kept.of_questions(result, experiment).items():
+            show(pages[name])
+            print(f"\nall rows of {name}", *map(as_lines, rows), sep="\n")
     if options.note is not None:
         print("filled:", kept.fill_from(path, experiment))
-        print("drawn:", *(file for page in pages for file in pictures.save_all(page, path)))
+        print("drawn:", *(file for page in pages.values() for file in pictures.save_all(page, path)))
     return 0
 
 
-def answered(name: str, module: ModuleType, run: Run, result: dict[str, Any], path: Path) -> int:
+def answered(module: ModuleType, run: Run, result: dict[str, Any], path: Path) -> int:
     """Measure one question and write its rows, of one that goes on each at once; rows of before stay if it fails.
 
     Returns:
@@ -203,7 +200,8 @@ def answered(name: str, module: ModuleType, run: Run, result: dict[str, Any], pa
     from experiments import kept
     from experiments.lab import Rows
 
-    rows, before, begin = Rows(), result["parts"].get(name, {}), time.perf_counter()
+    rows, name, begin = Rows(), run.part, time.perf_counter()
+    before = result["parts"].get(name, {})
     source, goes_on = {**kept.this_revision()}, getattr(module, "GOES_ON", False)
     if goes_on and before and source.items() <= before.items():
         run.known = Rows(before["rows"])
@@ -238,13 +236,24 @@ def answered(name: str, module: ModuleType, run: Run, result: dict[str, Any], pa
 
 
 def show(page: Page) -> None:
-    """Print all that a page says, its details too."""
+    """Print all that a page says."""
     from experiments.lab import Table
 
-    for blocks in (*page.blocks.values(), *page.detail.blocks.values()):
-        for block in blocks:
-            print()
-            print_table(block.full()) if isinstance(block, Table) else print(block)
+    for block in (block for blocks in page.blocks.values() for block in blocks):
+        print()
+        print_table(block.full()) if isinstance(block, Table) else print(block)
+
+
+def as_lines(row: Row) -> str:
+    """A row with all of its cells, of long texts their beginning."""
+    from experiments.lab import number
+
+    def shown(cell: Any) -> str:
+        cell = cell["median"] if isinstance(cell, dict) and "median" in cell else cell
+        return number(cell) if type(cell) in (int, float) else str(cell)[:60]
+
+    cells = (f"{name} {shown(cell)}" for name, cell in row.items() if cell not in (None, ""))
+    return textwrap.fill(" · ".join(cells), WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
 def print_table(found: Table) -> None:

@@ -38,13 +38,15 @@ MACHINE = ("processor", "cores", "gpu", "python", "torch", "torch_cuda", "numpy"
 VERSIONS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numba")
 PACKAGES = ("torch", "numpy", *VERSIONS[:3], "numba", "bitsandbytes", "torchao", "torch-optimi")
 UNMEASURED = "not measured in this run"
+#: Where questions are.
+FOLDERS = [found for found in pkgutil.iter_modules(experiments.__path__) if found.name not in ("works", "lecture")]
 
 # --- experiments
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Questions that are answered together, in this order: modules by name."""
+    """Questions that are answered together, in this order: modules by the name of the part that they store."""
 
     name: str
     title: str
@@ -53,32 +55,39 @@ class Experiment:
     @property
     def note(self) -> str:
         """The name of its note: its own, if its first question's ``NOTE`` names no other."""
-        return str(getattr(next(iter(self.questions.values())), "NOTE", self.name))
+        named = getattr(next(iter(self.questions.values())), "NOTE", self.name)
+        return str(named.get(self.name, self.name) if isinstance(named, Mapping) else named)
 
     @property
     def whose(self) -> str:
         """What tells its machine, bars and left out from another's on a page that has another name: " in_8_bits"."""
         return "" if self.note == self.name else f" {self.name}"
 
+    def on(self, device: str) -> dict[str, ModuleType]:
+        """Those that a device can answer: some need a GPU, all of a file or the parts that it names."""
+        gpu = {name: getattr(module, "NEEDS_GPU", ()) for name, module in self.questions.items()}
+        return {n: m for n, m in self.questions.items() if device != "cpu" or not (gpu[n] is True or n in gpu[n])}
+
 
 @functools.cache
 def every() -> tuple[Experiment, ...]:
-    """All experiments, in the order of their names: folders that list ``PARTS``, and other files with ``measure``."""
-    there = list(pkgutil.walk_packages(experiments.__path__, "experiments."))
-    paths, folders = [found.name for found in there], [found.name for found in there if found.ispkg]
-    found, taken = [], set[str]()
-    for folder in map(importlib.import_module, folders):
-        if parts := getattr(folder, "PARTS", ()):
-            modules = {part: importlib.import_module(f"{folder.__name__}.{part}") for part in parts}
-            found.append(Experiment(folder.NAME, title_of(folder), modules))
-            taken |= {module.__name__ for module in modules.values()}
-    elsewhere = ("works", "lecture", "__main__")
-    asking = [path for path in paths if path.split(".")[1] not in elsewhere and path not in taken]
-    for module in map(importlib.import_module, asking):
-        if getattr(getattr(module, "report", None), "__module__", "") == module.__name__:
-            name = module.__name__.rpartition(".")[2]
-            found.append(Experiment(name, title_of(module), {name: module}))
-    return tuple(sorted(found, key=lambda experiment: experiment.name))
+    """All experiments, in the order of their names: folders that list ``PARTS``, and other files with a report.
+
+    A file that answers several questions names the experiment of each in ``ANSWERS``.
+    """
+    folders = [importlib.import_module(f"experiments.{found.name}") for found in FOLDERS if found.ispkg]
+    titles, parts = dict[str, str](), dict[str, dict[str, ModuleType]]()
+    for folder in folders:
+        known, inside = getattr(folder, "PARTS", ()), [found.name for found in pkgutil.iter_modules(folder.__path__)]
+        for name in (*known, *(name for name in inside if name not in known)):
+            module = importlib.import_module(f"{folder.__name__}.{name}")
+            if getattr(getattr(module, "report", None), "__module__", "") == module.__name__:
+                own = {name: folder.NAME if name in known else name}
+                for part, experiment in getattr(module, "ANSWERS", own).items():
+                    parts.setdefault(experiment, {})[part] = module
+                    mine = folder if experiment == getattr(folder, "NAME", "") else module
+                    titles.setdefault(experiment, title_of(mine))
+    return tuple(Experiment(name, titles[name], parts[name]) for name in sorted(parts))
 
 
 def title_of(module: ModuleType) -> str:
@@ -222,7 +231,7 @@ def begun(
         refuse(f"--out {path.parent}: results cannot be written there: {error.strerror}")
     if path.exists() and merge:
         gpus = min((getattr(module, "GPUS", 1) for module in asked.values()), default=1)
-        return merged(read(path, experiment), new, experiment, gpus)
+        return merged(read(path, experiment), new, gpus)
     if path.exists() and not new["quick"]:
         when = str(read(path, experiment)["machine"]["when"]).replace(":", "")
         print(f"set aside: {path.rename(path.with_name(f'earlier-{path.stem}-{when}.json'))} (--merge joins it)")
@@ -236,12 +245,11 @@ def signature(result: Mapping[str, Any]) -> dict[str, Any]:
     return {**alike, "device": result["device"], "quick": bool(result["quick"])}
 
 
-def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experiment, gpus: int = 1) -> dict[str, Any]:
+def merged(old: Mapping[str, Any], new: Mapping[str, Any], gpus: int = 1) -> dict[str, Any]:
     """The parts of both, those of ``new`` in place of older ones.
 
-    Of another machine's parts are taken those that no GPU changes, and, if it only has another number of cores, those
-    that measure no time or name their own machine.  Parts that need several GPUs (``gpus``) name theirs, and join
-    results of a machine with another number of cores or another GPU.
+    Parts that need several GPUs (``gpus``) name their machine, and join results of one with another number of cores
+    or another GPU.
 
     Raises:
         SystemExit: the results are of two machines, of two sets of versions, or one of them is of toys.
@@ -250,28 +258,18 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], experiment: Experimen
     wrong = [name for name in one if one[name] != other[name]]
     if gpus > 1 and wrong and set(wrong) <= {"cores", "gpu"}:
         return {**old, "parts": dict(old["parts"])}
-    if not wrong:
-        versions = {**old["machine"]["versions"], **new["machine"]["versions"]}
-        parts = {**old["parts"], **new["parts"]}
-        return {**old, **new, "machine": {**new["machine"], "versions": versions}, "parts": parts}
-
-    def anywhere(name: str, part: Mapping[str, Any]) -> bool:
-        untimed = not any("clock" in row for row in part["rows"])
-        return getattr(experiment.questions.get(name), "CPU_ONLY", False) or (
-            wrong == ["cores"] and ("machine" in part or untimed)
-        )
-
-    kept = {name: part for name, part in old["parts"].items() if anywhere(name, part)}
-    if kept and "quick" not in wrong:
-        return {**new, "parts": {**kept, **new["parts"]}}
-    said = "; ".join(f"{name}: {one[name]!r}, now {other[name]!r}" for name in wrong)
-    refuse(f"not measured on one machine with one set of versions: {said}")
+    if wrong:
+        said = "; ".join(f"{name}: {one[name]!r}, now {other[name]!r}" for name in wrong)
+        refuse(f"not measured on one machine with one set of versions: {said}")
+    versions = {**old["machine"]["versions"], **new["machine"]["versions"]}
+    parts = {**old["parts"], **new["parts"]}
+    return {**old, **new, "machine": {**new["machine"], "versions": versions}, "parts": parts}
 
 
 def left_out(result: Mapping[str, Any], experiment: Experiment) -> list[str]:
     """What is missing from results: questions that were not measured, and what those that were had to leave out."""
     missing = [name for name in experiment.questions if name not in result["parts"]]
-    on_gpu = [n for n in missing if result["device"] == "cpu" and getattr(experiment.questions[n], "NEEDS_GPU", False)]
+    on_gpu = [name for name in missing if name not in experiment.on(result["device"])]
     lines = [f"{', '.join(on_gpu)}: need{'s' * (len(on_gpu) == 1)} a GPU"] if on_gpu else []
     lines += [f"{name}: not measured" for name in missing if name not in on_gpu]
     for name, part in result["parts"].items():
@@ -353,7 +351,7 @@ def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str
     """Name → content of a note: ``machine``, ``bars``, ``left out``, and what the questions say."""
     known = pages(result, experiment)
     mine = experiment.whose
-    found = {f"machine{mine}": f"{machine_line(result)} All tables: `python -m experiments {experiment.name} --show`."}
+    found = {f"machine{mine}": f"{machine_line(result)} All rows: `python -m experiments {experiment.name} --show`."}
     found[f"left out{mine}"] = (
         "\n".join(f"- {line}" for line in dict.fromkeys(left_out(result, experiment))) or "nothing"
     )

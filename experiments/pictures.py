@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import Column, Page, Row, Rows, Series, cell, number, number_in
+from experiments.clock import Series
+from experiments.lab import Column, Page, Row, Rows, cell, number, number_in
 from pagedopt.commands.tables import as_json, new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
@@ -150,8 +151,10 @@ class Bars(Panel):
     wrap: int = 20
 
     def height(self, rows: Rows) -> float:
-        """By the number of bars."""
-        return 0.9 + 0.36 * len(rows.where(**self.where))
+        """By the number of bars, and by the lines that the longest name has."""
+        shown = rows.where(**self.where)
+        lines = max(len(textwrap.wrap(str(cell(row, self.name)), self.wrap)) for row in shown)
+        return 0.9 + max(0.36, 0.04 + 0.155 * lines) * len(shown)
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The bars, and the line across them."""
@@ -187,6 +190,46 @@ class Bars(Panel):
     def scaled(self, row: Row, column: Column) -> float:
         """A cell as long as it is drawn; 0 where the row has no number."""
         return (number_in(row, column) or 0.0) / self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix(Panel):
+    """A square for each row of results, green, red or yellow by its text, which is not written where it is good.
+
+    What is ``fine`` is green, and written.
+
+    Attributes:
+        down, across: columns whose values are the lines and the columns of the matrix.
+        hatch: of a row, whether its square is hatched.
+    """
+
+    down: str
+    across: str
+    text: str
+    good: Sequence[str] = ()
+    fine: Sequence[str] = ()
+    bad: Sequence[str] = ()
+    hatch: Callable[[Row], bool] = lambda row: False
+
+    def height(self, rows: Rows) -> float:
+        """By the number of lines."""
+        return 1.2 + 0.36 * len(rows.values(self.down))
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The squares."""
+        down, across = rows.values(self.down), rows.values(self.across)
+        for row in rows:
+            y, x, text = down.index(row[self.down]), across.index(row[self.across]), str(row[self.text])
+            color = "#A8DCC8" if text in (*self.good, *self.fine) else "#F2B8A0" if text in self.bad else "#E8E0A0"
+            hatch = "//" if self.hatch(row) else ""
+            axes.barh(y, 1, left=x, height=1, color=color, edgecolor="white", hatch=hatch)
+            axes.text(x + 0.5, y, "" if text in self.good else textwrap.fill(text, 14), ha="center", va="center",
+                      fontsize=LETTERS - 2)  # fmt: skip
+        names = [[name.replace(", ", ",\n") for name in names] for names in (down, across)]
+        axes.set_yticks(range(len(down)), names[0], fontsize=LETTERS - 2)
+        axes.set_xticks([x + 0.5 for x in range(len(across))], names[1], fontsize=LETTERS - 2, rotation=90)
+        axes.set_xlim(0, len(across))
+        axes.set_ylim(len(down) - 0.5, -0.5)
 
 
 def stacked(axes: Any, lengths: list[float], firsts: list[float], colors: list[str], errors: Any = None) -> None:

@@ -12,8 +12,8 @@ from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
-from experiments.step.captured_step import CAPTURED
-from experiments.step.in_8_bits import BOTH_WAYS, STOCHASTIC
+from experiments.step.clip_and_scale import CAPTURED
+from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
 from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.contenders import FUSED as FUSED_STEP
 from experiments.works.finetunes import BACKWARD, RESIDENT
@@ -43,11 +43,11 @@ WORKS = {
 #: Cases of ``seven_billion`` by what the front page calls them.
 FINETUNES = {
     RESIDENT: "torch fused, bfloat16 state on the GPU",
-    "torch_hooks": "the same, one a parameter, in hooks",
+    "torch_hooks": "the same, an optimizer per parameter, stepped in hooks",
     BACKWARD: "**pagedopt, 8-bit state on the host, updated within the backward**",
     "forward": "pagedopt, the same, updated under the next forward",
     "bitsandbytes": "bitsandbytes PagedAdamW8bit",
-    "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
+    "torchtune": "the same, per parameter in hooks (torchtune's recipe)",
     "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
     "optimi": "optimi AdamW, gradient release, Kahan sums",
 }
@@ -69,10 +69,9 @@ def main() -> int:
     for page in PAGES:
         fill(FOLDER / page, blocks(results, page))
     begin = len(results.asked)
-    rows = budgets(results)
+    rows = of_one_run(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    cards = f"{gpu(results)}, our 8-bit state: {gpu(results, 'in_8_bits')}"
-    drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
+    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 
@@ -233,16 +232,17 @@ def numbers(results: Results) -> str:
     machine = result["machine"]
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", *RIVAL_PACKAGES))
     return (
-        f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
-        f"Llama's shapes,\nrounded to nearest, blocks computed again in the backward, "
+        f"**With 8-bit state, {share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused AdamW in "
+        f"{share(ours['taken'], torchs['taken'])} of its memory.** A full fine-tune on one {machine['gpu']}: "
+        f"{ours['numel'] / 1e9:.2f} B\nbfloat16 parameters in Llama's shapes, rounded to nearest, checkpointed blocks, "
         f"batches of {ours['batch']} x {ours['tokens']:,} tokens.\n\n"
         f"{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
-        f"{share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
-        f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
-        f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
-        f"{small[BACKWARD]['taken']:.1f} GiB. Memory is the driver's count. bitsandbytes' pages stay on the\nGPU while "
-        f"there is room; pushed out, torchtune's recipe makes {large['torchtune_out']['tokens_s']:,.0f} tokens/s. No "
-        f"24 GB card was measured; a link\nslower than PCIe 5.0 x16 takes longer. {machine['when'][:10]}, {versions}."
+        f"At batch 1 the update is hidden only in part: {number(ms('time')(small[BACKWARD]))} ms an iteration, torch's "
+        f"{number(ms('time')(small[RESIDENT]))}, in {small[BACKWARD]['taken']:.1f} GiB. 8-bit state is rounded, so "
+        f"losses\ndiffer from float32's. Memory is by the driver. bitsandbytes' pages stay on the GPU while "
+        f"there is room; pushed out,\ntorchtune's recipe reaches {large['torchtune_out']['tokens_s']:,.0f} tokens/s. "
+        f"No 24 GB card was measured; links slower than PCIe 5.0 x16 take longer.\n"
+        f"{machine['when'][:10]}, {versions}."
     )
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,16 @@ from ladder_rows import clocks
 from paths import ROOT
 from pictures import made_of
 
-from experiments import drawings, readme
+from experiments import readme
 from experiments.__main__ import main as experiments
 from experiments.kept import NOTES
 from experiments.lab import Rows, number
 from experiments.ladder.pareto import EXACT
 from experiments.lecture.page import Results
 from experiments.pictures import digest
+
+sys.path.append(str(ROOT / "scripts"))
+import drawings
 
 PAGES = ["README.md", "notes/usage.md", "notes/setup.md", "notes/migrating.md", "notes/options.md",
          "notes/methods.md", "notes/README.md"]  # fmt: skip
@@ -46,12 +50,12 @@ def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_picture_is_made_of_what_is_kept() -> None:
     assert f"](../{readme.PICTURE.relative_to(ROOT)})" in TEXTS["notes/usage.md"]
-    assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
+    assert made_of(readme.PICTURE) == digest(readme.of_one_run(Results())), "python -m experiments readme"
 
 
 def test_drawings_are_those_of_today_s_code() -> None:
     for name, draw in drawings.DRAWINGS.items():
-        assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python -m experiments drawings"
+        assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python scripts/drawings.py"
     assert {path.stem for path in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
 
 
@@ -73,7 +77,7 @@ def test_another_measurement_makes_another_page(part: str, column: str, filled: 
     path.write_text(json.dumps(found))
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
     assert [block for block in before if before[block] != after[block]] == [filled]
-    pictured = digest(readme.budgets(Results(tmp_path))) == made_of(readme.PICTURE)
+    pictured = digest(readme.of_one_run(Results(tmp_path))) == made_of(readme.PICTURE)
     assert pictured is (name != "paged_state")
 
 

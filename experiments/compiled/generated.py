@@ -3,8 +3,7 @@
 Answer: see notes/compiled_optimizer.md.
 
 A step over two tensors of 64 x 64 is compiled by Inductor, and its code is read: kernels, loads, stores, intermediates
-(tmp0, tmp1 …).  The graph is taken after Inductor's fusion.  The kernel of SGD is kept as it was written, beside the
-functor that ours makes of its rule.
+(tmp0, tmp1 …).  The graph is taken after Inductor's fusion.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch._logging import set_logs
 
-from experiments.lab import Page, Row, Rows, Run, yes_or_no
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import COLORS, GRAY
 from experiments.works.contenders import ADAMW, SGD, Build, compiled
 from experiments.works.fresh import rows_of
@@ -29,7 +28,6 @@ from experiments.works.models import Work
 from experiments.works.slices import combo
 from pagedopt.kernels.nvrtc import compile_cuda
 from pagedopt.rules import rule
-from pagedopt.rules.sgd import sgd
 
 # --- a mistake in a rule, and in a string of CUDA: where does the message point?
 
@@ -74,7 +72,7 @@ def message(of: str) -> Row:
 # --- the question
 
 MEASURES = ("kernels",)
-LIMIT, LETTERS = 150, 4000
+LIMIT = 150
 ADAMW_LIST, SGD_LIST = "AdamW, foreach", "SGD, foreach"
 CASES: dict[str, Build] = {
     SGD_LIST: compiled(SGD),
@@ -89,8 +87,6 @@ PATTERNS = {
     "stores": r"tl\.store\(|\.store\(|^\s*(?:in_)?out_ptr\d+\[.*\] = ",
     "intermediates": r"^\s*(?:auto )?tmp\d+ = ",
 }
-#: The first kernel's function, in either.
-KERNEL = re.compile(r"^(?:def triton_|extern \"C\").*?(?=^''')", re.MULTILINE | re.DOTALL)
 #: Settings that the lecture names, and what does it today.
 SETTINGS: dict[str, Callable[[], None]] = {
     "TORCH_LOGS=inductor": partial(set_logs, inductor=logging.INFO),
@@ -99,7 +95,7 @@ SETTINGS: dict[str, Callable[[], None]] = {
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Rows of code, of ways to it, of the graph, of ours, of mistakes."""
+    """Rows of code, of ways to it, of the graph, of mistakes."""
     if run.quick:
         run.left_out.append("code of Inductor: takes its compiler and tens of seconds")
     else:
@@ -107,8 +103,6 @@ def measure(run: Run) -> Iterator[Row]:
     for of in MISTAKES:
         with run.attempt(f"a mistake in {of}", (ImportError,)):
             yield message(of)
-    yield {"what": "text", "case": "SGD as a rule (ours)", "language": "cpp", "text": sgd.cuda_source()}
-    run.left_out.append("the slide's own kernel beside today's: its text is in no source that was read")
     if run.device.type == "cpu":
         run.left_out.append("combo kernels: need a GPU")
 
@@ -153,9 +147,6 @@ def read(case: str, build: Build, device: torch.device) -> Iterator[Row]:
     with config.patch({"force_disable_caches": True, **settings}):
         code = "\n".join(run_and_get_code(small(build, device))[1])
     yield {"what": "code"} | {name: len(re.findall(it, code, re.MULTILINE)) for name, it in PATTERNS.items()}
-    if case == SGD_LIST and (first := KERNEL.search(code)):
-        language = "python" if device.type == "cuda" else "cpp"
-        yield {"what": "text", "language": language, "text": first[0].rstrip()[:LETTERS]}
     if kernels:
         yield {"what": "graph", "nodes": nodes(kernels)}
 
@@ -233,21 +224,9 @@ def coloured(figure: Any, rows: Rows) -> None:
     )
 
 
-def texts(rows: Rows) -> str:
-    """The kernel that is kept, and the functor of ours; and what failed."""
-    kept = [f"{row['case']}:\n\n```{row['language']}\n{row['text'].rstrip()}\n```" for row in rows.where(what="text")]
-    return "\n\n".join([*kept, *(f"{row['case']} failed: {row['ended']}" for row in rows.where(what="failed"))])
-
-
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, and a picture."""
     page.table("Inductor's code for a step over two tensors on {device}", rows.where(what="code"),
         {"step": "case", "kernels": "kernels", "loads": "loads", "stores": "stores",
         "tmp": "intermediates"})  # fmt: skip
-    page.detail.table("ways to the code", rows.where(what="way"),
-        {"way": "case", "lines": "lines", "paths": "paths", "the code itself": yes_or_no("code")})  # fmt: skip
-    page.detail.table("where the message of a mistake points", rows.where(what="mistake"),
-        {"mistake in": "case", "error": "error", "file and line of the mistake": yes_or_no("named"),
-        "it says": "at"})  # fmt: skip
-    page.detail.say(texts(rows))
     page.picture("graph", rows.where(what="graph"), coloured)

@@ -1,4 +1,4 @@
 """What may a copy be: how large, in which direction, between which memories, and by which call?"""
 
 NAME = "copies"
-PARTS = ("addresses", "direction", "size", "small", "on_device", "peer")
+PARTS = ("kinds", "size", "peer")

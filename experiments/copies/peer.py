@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from experiments.copies.on_device import checked
-from experiments.lab import Case, Page, Row, Rows, Run, gb_per_s, on_one_clock, over
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run, gb_per_s, on_one_clock, over
 from experiments.pictures import Bars
-from experiments.works.list_copy import Call, in_torch, over_a_list
+from experiments.works.list_copy import Call, checked, in_torch, over_a_list
 from pagedopt.system.driver import bindings, call
 
 NEEDS_GPU = True
@@ -124,11 +124,9 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
-    page.detail.table("what the driver says of two GPUs", rows.where(what="said"),
-        {"access": "access", "rank of the way": "rank", "atomics": "atomics"})  # fmt: skip
     page.table("{bytes:,} bytes from one {gpu} to another, {clock}", rows.where(what="copy"),
         {"by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api"})  # fmt: skip
-    page.picture("peer", rows.where(what="copy"), [Bars(title="From one {gpu} to another, {clock}",
-        name="case", length="rate", unit="GB/s")])  # fmt: skip
+    page.picture("peer", rows.where(what="copy"), [Bars(name="case", length="rate", unit="GB/s",
+        title="From one {gpu} to another: slow through the host")])  # fmt: skip
     for name in (PULL, PUSH):
-        page.bar(f"{name}, of the API's copy", rows.where(what="copy", case=name), "of_api", at_least=0.85, unit="x")
+        page.bar(f"{name}, of the API's copy", rows.where(what="copy", case=name), "of_api", "≥ 0.85 x")

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, cycles_per_us
+from experiments.clock import cycles_per_us
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.dispatch import dispatched
 from experiments.works.trace import counted
 

@@ -14,7 +14,6 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,8 @@ import torch
 from torch.nn import functional
 
 from experiments import child
-from experiments.lab import Case, Column, Page, Row, Rows, Run, best, number, over
+from experiments.clock import Case
+from experiments.lab import Column, Page, Row, Rows, Run, best, number, over
 from experiments.works.fresh import fresh
 from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget
 from experiments.works.trace import counted
@@ -35,26 +35,6 @@ LIMIT, CLEARLY = 300, 1.05
 BATCH, BATCHES = 1024, (64, 128, 256, 512, 1024, 2048)
 Function = Callable[[torch.Tensor], torch.Tensor]
 Test = Callable[[Run], Row]
-
-
-@dataclass(frozen=True)
-class Reason:
-    """Decorates the test of a reason, which is put on the list.
-
-    Attributes:
-        quick: whether toys on a CPU can do it in a moment.
-    """
-
-    name: str
-    quick: bool = False
-
-    def __call__(self, test: Test) -> Test:
-        """The test as it was."""
-        REASONS[self] = test
-        return test
-
-
-REASONS: dict[Reason, Test] = {}
 
 
 def says(number: float | None, unit: str, holds: bool, words: str, **more: Any) -> Row:
@@ -85,7 +65,6 @@ def ran(function: Function, device: torch.device) -> tuple[torch.Tensor, torch.T
     return y.detach(), x.grad
 
 
-@Reason("bugs")
 def bugs(run: Run) -> Row:
     """Bugs: of some usual programs, how many does it fail to compile, or get wrong, forward or backward?"""
     wrong = []
@@ -111,7 +90,6 @@ def first_call(device: str, batch: int, kind: str) -> Iterator[Row]:
     yield {name: timing["wall"] for name, timing in {**first, **later}.items()}
 
 
-@Reason("compile time")
 def compile_time(run: Run) -> Row:
     """Compile time: with empty caches, after how many calls has the first one paid?"""
     ended = fresh(first_call, str(run.device), BATCH, backend(run), limit=LIMIT)
@@ -143,7 +121,6 @@ def taken(device: str, batch: int, how: str) -> Iterator[dict[str, float]]:
     yield {"mib": reserved / 2**20}
 
 
-@Reason("memory")
 def memory(run: Run) -> Row:
     """Memory: does a call need more of the device, compiled or with ``reduce-overhead``?"""
     ways = ("eager", "compiled", "reduce-overhead")
@@ -164,7 +141,6 @@ WIDE = ((64, 256), (16384, 256), (1024, 4096), (64, 65536))
 SHAPES = {"LayerNorm": WIDE, "softmax": WIDE, "mm": ((64, 64), (1024, 1024), (4096, 4096), (4096, 64))}
 
 
-@Reason("slower for some shapes", quick=True)
 def slower_shapes(run: Run) -> Row:
     """Slower shapes: where are torch's own kernels faster than what it makes?"""
     shapes = [(name, size) for name, sizes in SHAPES.items() for size in sizes[: 4 if run.device.type == "cuda" else 2]]
@@ -181,7 +157,6 @@ def slower_shapes(run: Run) -> Row:
     return says(len(lost), f"of {len(ratios)} shapes", bool(lost), words, clock=eager["clock"], ratios=ratios)
 
 
-@Reason("no dynamic shapes", quick=True)
 def dynamic_shapes(run: Run) -> Row:
     """No dynamic shapes: how many graphs does it make for six batch sizes?"""
     forget()
@@ -216,7 +191,6 @@ def chain(line: str) -> Function:
     return names["chain"]
 
 
-@Reason("logging ends fusion", quick=True)
 def logging_fusion(run: Run) -> Row:
     """Logging ends fusion: into how many graphs do a print, a logger, an ``.item()`` cut nineteen operations?"""
     x = torch.rand(1024, device=run.device)
@@ -244,7 +218,6 @@ def cut_by(function: Function, x: torch.Tensor) -> Row:
     return {"operations": [n for ops in explained.ops_per_graph if (n := len(ops))], "kernels": kernels}
 
 
-@Reason("no horizontal fusion")
 def horizontal(run: Run) -> Row:
     """No horizontal fusion: how many kernels has split_stack with combo kernels off and on, and a foreach list?"""
     if run.device.type != "cuda":
@@ -264,6 +237,17 @@ def horizontal(run: Run) -> Row:
 
 # --- the question
 
+REASONS: dict[str, Test] = {
+    "bugs": bugs,
+    "compile time": compile_time,
+    "memory": memory,
+    "slower for some shapes": slower_shapes,
+    "no dynamic shapes": dynamic_shapes,
+    "logging ends fusion": logging_fusion,
+    "no horizontal fusion": horizontal,
+}
+#: Those that toys on a CPU can do in a moment.
+QUICK = ("slower for some shapes", "no dynamic shapes", "logging ends fusion")
 #: Reasons with a hedge: "not all bugs", "can lead to", "can be".
 HEDGED = ("bugs", "compile time", "memory", "slower for some shapes")
 SHOWN, NOT_SEEN, GONE = "shown", "not seen here", "no longer"
@@ -273,11 +257,11 @@ def measure(run: Run) -> Iterator[Row]:
     """A row per reason: a number, what it says, whether the reason holds."""
     run.rounds, run.seconds = run.size((40, 0.5), (3, 0.1))
     for reason, test in run.each(REASONS.items()):
-        if run.quick and run.device.type == "cpu" and not reason.quick:
-            run.leave_out(f"{reason.name}: needs a GPU, or longer than toys may take")
+        if run.quick and run.device.type == "cpu" and reason not in QUICK:
+            run.leave_out(f"{reason}: needs a GPU, or longer than toys may take")
             continue
-        with run.attempt(reason.name, (Exception,)):
-            yield {"reason": reason.name, "device": run.device.type, **test(run)}
+        with run.attempt(reason, (Exception,)):
+            yield {"reason": reason, "device": run.device.type, **test(run)}
         forget()
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Case, Page, Row, Rows, Run, number, on_one_clock, over
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run, number, on_one_clock, over
 from experiments.pictures import Lines
 
 #: Floats of a row.

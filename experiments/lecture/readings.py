@@ -13,10 +13,10 @@ from typing import Any
 
 from experiments.lab import Row, Rows, number_in, over
 from experiments.launch.reasons import GONE, by_today
+from experiments.pointers.transports import walls
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
 from experiments.works.first_steps import COLD
 from experiments.works.phases import CACHES, PHASES
-from experiments.works.ways import walls
 
 SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 #: Of what is compared, the part that is no more than how memory is handed out, or how a clock ticks.

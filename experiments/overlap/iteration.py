@@ -1,26 +1,32 @@
 """What does an iteration of training take with state resident, on the host and exposed, and hidden under the forward?
 
-The step of the hidden way is queued by ``attach()``.  An iteration is timed from its begin to that of the next one, on
-the stream that computes, while the host runs ahead.
+And what do micro-batches and a larger batch change, and paged or offloaded optimizers of others?
 
-What the hidden way should take is estimated: forward + backward + clipping of the exposed way, and by how much the
-update is late: as much as it is longer than the forward, or as much as one parameter's last page is updated, with the
-step alone, later than the forward alone reaches the first module that owns the parameter, whichever is more.  It is
-made of medians of other iterations, so it is no floor: a single iteration may take less.
+The step of the hidden way is queued by ``attach()``.  An iteration is timed from its begin to that of the next one, on
+the stream that computes, while the host runs ahead.  Only the first forward of a step comes behind its update.  A
+larger batch has a longer forward, and hides more; its activations are computed twice, so that they fit.
+
+bitsandbytes' PagedAdamW8bit keeps its state in managed memory, which nothing pushes out here: there is room on the
+device, so this is its best case.  torchao's CPUOffloadOptimizer updates on the CPU, parameters and state, while the
+backward goes on; clipping behind the backward comes too late for it.  Each runs in a process of its own: it may be
+absent, and may end the process.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor
 
-from experiments.lab import Column, Page, Row, Rows, Run, formatted, ms, over, ratio, series, spread_ms
+from experiments.child import Child
+from experiments.clock import series
+from experiments.lab import Column, Page, Row, Rows, Run, ms, over, ratio
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars
 from experiments.works.staged import staged
 from experiments.works.training import Load, Make, Mark, Training
@@ -28,15 +34,14 @@ from pagedopt import PagedAdamW
 from pagedopt.formats.floating import StateFormat
 from pagedopt.planning.sizes import SIZES
 
+ANSWERS = {"iteration": "hidden_step", "loads": "hidden_step", "offloaders": "hidden_step"}
 NOTE = "hiding"
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
 CALLS, NEARLY = "on the host, exposed, call by call", "on the host but for 64 MiB, hidden"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
-#: About 0.2 s, in cycles.
-AHEAD = 400_000_000
-PARTS = ("forward", "backward", "clip")
+PIECES = ("forward", "backward", "clip")
 #: (model, load, format of state, way)
 Plan = tuple[str, Load, str, str]
 PLAN: tuple[Plan, ...] = tuple(
@@ -51,15 +56,27 @@ PLAN: tuple[Plan, ...] = tuple(
 )
 
 
+MICRO, LARGE = Load(micro=4), Load(batch=32, recomputed=True)
+LOADS: tuple[Plan, ...] = (
+    *(("1.56 B", load, "float32", way) for load in (LARGE, MICRO) for way in (RESIDENT, EXPOSED, HIDDEN)),
+    *(("1.56 B", MICRO, "int8", way) for way in (EXPOSED, HIDDEN)),
+)
+#: Ours, in the same run as others; and of these package, optimizer, format of its state, and models.
+BESIDE: tuple[Plan, ...] = tuple(
+    (model, Load(), state, way) for model in MODELS for state, way in (("float32", RESIDENT), ("int8", HIDDEN))
+)
+RIVALS = (
+    ("bitsandbytes", "bitsandbytes PagedAdamW8bit, no pressure", "int8", ("355 M", "1.56 B")),
+    ("torchao", "torchao CPUOffloadOptimizer", "float32", ("355 M",)),
+)
+#: Seconds until a rival's process is stopped.
+LONGEST = 120
+
+
 def measure(run: Run) -> Iterator[Row]:
     """A row per model, load, format of state and way."""
-    yield from of_plan(run, PLAN)
-
-
-def of_plan(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
-    """A row for each of a plan."""
-    plan = run.size(plan, plan[-3:])
-    for model, load, state, way in run.each(plan):
+    plan = {"iteration": PLAN, "loads": LOADS, "offloaders": BESIDE}[run.part]
+    for model, load, state, way in run.each(run.size(plan, plan[-3:])):
         about = {"model": model, "load": str(load), "state": state, "way": way}
         with run.attempt(", ".join(about.values())):
             size = SIZES[run.size(MODELS[model], "tiny")]
@@ -70,6 +87,30 @@ def of_plan(run: Run, plan: tuple[Plan, ...]) -> Iterator[Row]:
                 training.optimizer.attach(training.model)
             yield {**about, **timed(run, training), **(of_overlap(training) if hides else {})}
             del training
+    for package, way, state, models in run.each(RIVALS if run.part == "offloaders" else ()):
+        if importlib.util.find_spec(package) is None:
+            run.leave_out(f"{package}: not installed")
+            continue
+        for model in models:
+            child = Child(rival, package, MODELS[model], str(run.device), run.quick, limit=LONGEST)
+            for row in child:
+                yield {"model": model, "load": str(Load()), "state": state, "way": way, **row}
+            if child.ended:
+                run.leave_out(f"{way}, {model}: its process {child.ended}")
+
+
+def rival(package: str, size: str, device: str, quick: bool) -> Iterator[Row]:
+    """In a process of its own: times of iterations with another package's optimizer."""
+    run = Run(torch.device(device), quick)
+    if run.device.type == "cuda":
+        torch.cuda.set_device(run.device)
+    optimizers = importlib.import_module(f"{package}.optim")
+
+    def offloaded(params: Any) -> Any:
+        return optimizers.CPUOffloadOptimizer(params, torch.optim.AdamW, fused=True)
+
+    make = offloaded if package == "torchao" else optimizers.PagedAdamW8bit
+    yield timed(run, Training(run.device, SIZES["tiny" if quick else size], Load(), make))
 
 
 def maker(way: str, state: str) -> Make:
@@ -98,7 +139,7 @@ def timed(run: Run, training: Training) -> Row:
     parts = zip(*([b.since(a) for a, b in itertools.pairwise(each)] for each in marks[:-1]), strict=True)
     return {
         "time": series(whole, clock),
-        **{name: series(of, clock) for name, of in zip(PARTS, parts, strict=True)},
+        **{name: series(of, clock) for name, of in zip(PIECES, parts, strict=True)},
         "step_host": series(training.host, "host"),
         "host": series([host], "host"),
         "peak": torch.cuda.max_memory_allocated() if run.device.type == "cuda" else 0,
@@ -106,82 +147,22 @@ def timed(run: Run, training: Training) -> Row:
 
 
 def of_overlap(training: Training) -> Row:
-    """Launches that were hidden and waited for, steps that were not queued, and by how much updates come too late."""
+    """Launches that were hidden and waited for, and steps that were not queued."""
     report = training.optimizer.overlap_report()
-    counts = {"pages_hidden": report.hidden, "pages_waited": report.waited, "plain": sum(report.plain.values())}
-    if training.device.type != "cuda":
-        return counts  # fences carry launches out there
-    updated, reached = (least(partial(times, training)) for times in (updates, reads))
-    late = max(0.0, *(updated[p] - reached[p] for p in updated))
-    return {**counts, "late": series([late], "GPU"), "alone": series([max(updated.values())], "GPU")}
-
-
-def least(times: Callable[[], dict[Tensor, float]]) -> dict[Tensor, float]:
-    """The least of three times of each parameter."""
-    first, *more = (times() for _ in range(3))
-    return {p: min(at, *(found[p] for found in more)) for p, at in first.items()}
-
-
-def updates(training: Training) -> dict[Tensor, float]:
-    """When the last page of each parameter is updated (µs), with the step alone; call by call, to time its events."""
-    overlap, optimizer = training.optimizer._overlap, training.optimizer
-    before, graphs = overlap._events, optimizer.store.graphs
-    wanted, graphs.wanted, optimizer._plan = graphs.wanted, False, None
-    training.iterate()  # which makes the lists: in the next step the host is fast enough
-    optimizer.wait()
-    training.gradients()
-    training.wait()
-    count = 2 * sum(arena.layout.pages for arena in optimizer.store.arenas) + 2
-    overlap._events = marks = [Mark(training.device) for _ in range(count)]
-    begin = Mark(training.device)
-    training.step()
-    queued = overlap.queued
-    optimizer.wait()
-    training.wait()
-    overlap._events, graphs.wanted, optimizer._plan = before, wanted, None
-    return {p: marks[at].since(begin) for p in training.model.parameters() if (at := queued.launch_of(p)) >= 0}
-
-
-def reads(training: Training) -> dict[Tensor, float]:
-    """When a module that owns the parameter is called first (µs), with the forward alone; 0 if none is called."""
-    marks: dict[torch.nn.Module, Mark] = {}
-    handles = [
-        module.register_forward_pre_hook(lambda module, _: marks.setdefault(module, Mark(training.device)) and None)
-        for module in training.model.modules()
-    ]
-    torch.cuda._sleep(AHEAD)  # in training, too, the host is ahead of the GPU
-    begin = Mark(training.device)
-    training.forward()
-    training.wait()
-    for handle in handles:
-        handle.remove()
-    found: dict[Tensor, float] = {}
-    for module in training.model.modules():
-        for p in module.parameters(recurse=False):
-            at = marks[module].since(begin) if module in marks else 0.0
-            found[p] = min(at, found.get(p, at))
-    return found
+    return {"pages_hidden": report.hidden, "pages_waited": report.waited, "plain": sum(report.plain.values())}
 
 
 def derive(rows: Rows) -> Rows:
-    """Over the resident and the exposed way, and what the hidden one is estimated to take."""
+    """Over the resident and the exposed way."""
     found = Rows()
     for row in rows:
         same = {name: row[name] for name in ("model", "load")}
         resident = rows.first(**same, way=RESIDENT) or {}
         exposed = rows.first(**same, state=row["state"], way=EXPOSED) or {}
-        estimate = None
-        if exposed and row.get("late") is not None:
-            forward, backward, clip = (exposed[name]["median"] for name in PARTS)
-            update = exposed["time"]["median"] - forward - backward - clip
-            late = max(row["late"]["median"], update - forward)
-            estimate = {"clock": row["time"]["clock"], "median": forward + backward + clip + late}
         found.append({
-            **row, "clock": row["time"]["clock"], "estimate": estimate and estimate["median"],
+            **row, "clock": row["time"]["clock"], "host_ms": row["step_host"]["median"] / 1e3,
             "of_resident": over(row["time"], resident.get("time")),
-            "of_exposed": over(row["time"], exposed.get("time")),
-            "host_ms": row["step_host"]["median"] / 1e3, "of_estimate": over(row["time"], estimate),
-            "name": f"{row['way']}, {row['state']}",
+            "of_exposed": over(row["time"], exposed.get("time")), "name": f"{row['way']}, {row['state']}",
         })  # fmt: skip
     return found
 
@@ -193,45 +174,41 @@ def color(name: str) -> str:
 
 COLUMNS: dict[str, Column] = {
     "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "÷ resident": ratio("of_resident"),
-    "estimate, ms": ms("estimate"), "÷ estimate": ratio("of_estimate"), "host: step()": ms("step_host"),
-    "GB at the peak": lambda row: row["peak"] / 1e9,
-}  # fmt: skip
-MORE: dict[str, Column] = {
-    "p10 to p90": spread_ms("time"), "forward": ms("forward"), "backward": ms("backward"), "host: all": ms("host"),
-    "pages hidden": formatted("pages_hidden", "{:,.0f}", ""),
+    "host: step()": ms("step_host"), "GB at the peak": lambda row: row["peak"] / 1e9,
 }  # fmt: skip
 TITLE = "{model} parameters, {load}; ms an iteration ({clock}), a sequence has 1,024 tokens"
 
 
-def shown(page: Page, rows: Rows, first: Rows) -> None:
-    """A table for each model and load of the first, of all in detail."""
-    page.table(TITLE, first, COLUMNS, by=("model", "load"))
-    page.detail.table(TITLE, rows, {**COLUMNS, **MORE}, by=("model", "load"))
-
-
 def report(page: Page, rows: Rows) -> None:
-    """A table, a picture, and what is held to a limit."""
-    shown(page, rows, rows.where(model="1.56 B"))
+    """A table for a model and load, a picture, and what is held to a limit."""
+    first = {"iteration": rows.where(model="1.56 B"), "loads": rows.where(load=str(LARGE)), "offloaders": rows}
+    page.table(TITLE, first[page.section], COLUMNS, by=("model", "load"))
+    if page.section == "loads":
+        large, micro = rows.where(load=str(LARGE), way=HIDDEN), rows.where(load=str(MICRO), state="int8", way=HIDDEN)
+        page.bar("1.56 B, float32, 32 sequences: hidden over resident", large, "of_resident", "≤ 1.05 x")
+        page.bar("1.56 B, int8, 4 micro-batches: hidden over resident", micro, "of_resident", "≤ 1.02 x")
+    if page.section != "iteration":
+        return
     page.picture("iterations", rows, [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens",
         name="name", length="time", unit="ms", scale=1e3, colors=color,
         where={"model": model}) for model in MODELS],
         "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")  # fmt: skip
-    for model in MODELS:
-        for state, most in (("float32", 0.9), ("bfloat16", 0.87)):
-            page.bar(f"{model}, {state}: hidden over exposed",
-                rows.where(model=model, state=state, way=HIDDEN), "of_exposed", at_most=most, unit="x")  # fmt: skip
-    for model, most in (("355 M", 1.10), ("1.56 B", 1.06)):
-        page.bar(f"{model}, int8: hidden over resident", rows.where(model=model, state="int8", way=HIDDEN),
-            "of_resident", at_most=most, unit="x")  # fmt: skip
-    for model, most in (("355 M", 1.05), ("1.56 B", 1.03)):
-        for state in ("float32", "bfloat16"):
-            page.bar(f"{model}, {state}: hidden over its estimate",
-                rows.where(model=model, state=state, way=HIDDEN), "of_estimate", at_most=most, unit="x")  # fmt: skip
-    for model, state, most in (
-        ("355 M", "int8", 2),
-        ("355 M", "float32", 2),
-        ("1.56 B", "int8", 3),
-        ("1.56 B", "float32", 6),
-    ):
-        page.bar(f"{model}, {state}, hidden: host of step()",
-            rows.where(model=model, state=state, way=HIDDEN), "host_ms", at_most=most, unit="ms")  # fmt: skip
+    for model, state, what, column, most, unit in BARS:
+        mine = rows.where(model=model, state=state, way=HIDDEN)
+        page.bar(f"{model}, {state}{what}", mine, column, f"≤ {most} {unit}")
+
+
+OVER_EXPOSED, HOST = ": hidden over exposed", ", hidden: host of step()"
+OVER_RESIDENT = ": hidden over resident"
+BARS = (
+    ("355 M", "float32", OVER_EXPOSED, "of_exposed", 0.9, "x"),
+    ("355 M", "bfloat16", OVER_EXPOSED, "of_exposed", 0.87, "x"),
+    ("1.56 B", "float32", OVER_EXPOSED, "of_exposed", 0.9, "x"),
+    ("1.56 B", "bfloat16", OVER_EXPOSED, "of_exposed", 0.87, "x"),
+    ("355 M", "int8", OVER_RESIDENT, "of_resident", 1.10, "x"),
+    ("1.56 B", "int8", OVER_RESIDENT, "of_resident", 1.06, "x"),
+    ("355 M", "int8", HOST, "host_ms", 2, "ms"),
+    ("355 M", "float32", HOST, "host_ms", 2, "ms"),
+    ("1.56 B", "int8", HOST, "host_ms", 3, "ms"),
+    ("1.56 B", "float32", HOST, "host_ms", 6, "ms"),
+)

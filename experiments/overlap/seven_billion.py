@@ -233,7 +233,7 @@ def report(page: Page, rows: Rows) -> None:
         (1, "host in hooks", "hooks_ms", 60.0, "ms"),
     ):
         page.bar(f"batch {batch}, within the backward: {what}", rows.where(batch=batch, **WITHIN), column,
-            at_most=most, unit=unit)  # fmt: skip
+            f"≤ {most} {unit}")  # fmt: skip
     if eight := rows.where(**{**WITHIN, "case": PLUS_8, "batch": 4}):
-        page.bar("batch 4, bfloat16+8: over the same without", eight, "of_backward", at_most=1.12, unit="x")
-        page.bar("batch 4, bfloat16+8: memory of the card", eight, "taken", at_most=19.0, unit="GiB")
+        page.bar("batch 4, bfloat16+8: over the same without", eight, "of_backward", "≤ 1.12 x")
+        page.bar("batch 4, bfloat16+8: memory of the card", eight, "taken", "≤ 19.0 GiB")

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Case, Page, Row, Rows, Run, best, gb_per_s, ms
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run, best, gb_per_s, ms
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 

@@ -3,27 +3,25 @@
 Answer (the host of an H200, 2026-11): what is resident is the budget and 29 MiB, bits do not depend on it, and a step
 costs what its disk gives: 2 GB/s to and fro.
 
-Every contender runs in a process of its own, whose resident size is read from outside, every few milliseconds, and from
-the kernel's own high-water mark.
+Every contender runs in a process of its own, of which the kernel says the most that was resident.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.child import Child
-from experiments.lab import Column, Page, Row, Rows, Run, gb_per_s, mib, ms, series
+from experiments.child import only
+from experiments.clock import series
+from experiments.lab import Column, Page, Row, Rows, Run, gb_per_s, mib, ms
 from experiments.works.models import Work
 from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
-from experiments.works.watch import watched
 from experiments.works.weight import high_water
 from pagedopt.system.host import file_system
 from pagedopt.system.state_file import state_folder
@@ -35,14 +33,9 @@ FULL, QUICK = (16, 2048**2), (16, 512**2)
 SHARES = (None, 1.0, 0.5, 0.25, 0.0)
 IN_RAM = "all in RAM"
 STEPS, WARM = 4, 1
-#: Seconds between two readings of the resident size.
-PAUSE = 0.002
-#: What the child says: steps begin, steps are done.
-BEGIN, DONE = {"mark": "begin"}, {"mark": "done"}
 LONGEST = 240
 #: Bytes written to the disk between two calls of fdatasync.
-FILE_BLOCK = 32 << 20
-PAGE = os.sysconf("SC_PAGE_SIZE")
+BLOCK = 32 << 20
 #: Kinds of rows.
 STATE, DISK = "state", "disk"
 #: A folder for state files, which raises ValueError where there is none.
@@ -58,74 +51,27 @@ def measure(run: Run) -> Iterator[Row]:
         with run.attempt(name):
             budget = None if share is None else int(share * state)
             about = {"kind": STATE, "name": name, "share": share, "budget": budget, "numel": tensors * numel}
-            row = {**about, "state_bytes": state, **_followed(tensors, numel, budget)}
+            row = {**about, "state_bytes": state, **only(steps, tensors, numel, budget, limit=LONGEST)}
             run.say(f"{name}: {row['resident']:,} bytes resident, {row['step']['median'] / 1e3:,.0f} ms a step")
             yield row
     folder, nbytes = state_folder(), min(state, 256 << 20)
-    write, read = file_rates(folder, nbytes, 2.0)  # written through; dropped from the cache before it is read
-    row = {"kind": DISK, "file_system": file_system(folder), "bytes": nbytes}
-    yield {**row, "clock": "wall", "write": write, "read": read}
+    row = {"kind": DISK, "file_system": file_system(folder), "bytes": nbytes, "clock": "wall"}
+    yield {**row, **disk(folder, nbytes)}
 
 
-def _followed(tensors: int, numel: int, budget: int | None) -> Row:
-    """What a fresh process finds, and the most that was resident between its two marks."""
-    child = Child(steps, tensors, numel, budget, limit=LONGEST)
-    sizes, found = [0], None
-    with contextlib.ExitStack() as between:
-        for row in child:
-            if row == BEGIN:
-                sizes = between.enter_context(watched(lambda: resident(child.pid), PAUSE))
-            elif row == DONE:
-                between.close()
-            else:
-                found = row
-    if found is None or child.ended:
-        raise RuntimeError(f"its process {child.ended}")
-    peak = max(*sizes, found["high_water"] or 0)
-    return {**found, "seen": max(sizes), "peak": peak, "resident": max(0, peak - found["before"])}
-
-
-def resident(process: int | str = "self") -> int:
-    """Bytes of a process that are in RAM, its shared and file-backed pages too; 0 if it has gone."""
-    try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * PAGE
-    except (OSError, IndexError):
-        return 0
-
-
-def file_rates(folder: Path, nbytes: int, seconds: float) -> tuple[float | None, float | None]:
-    """The rates of writing and of reading an unnamed file of at most ``nbytes`` in ``folder``, each in ``seconds``.
-
-    (None, None) if it cannot be written.
-    """
-    size = min(FILE_BLOCK, nbytes)
-    block = memoryview(bytearray(os.urandom(size)))
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            write = _blocks(lambda: _write_through(file.fileno(), block), nbytes // size, seconds)
-            os.lseek(file.fileno(), 0, os.SEEK_SET)
+def disk(folder: Path, nbytes: int) -> Row:
+    """Bytes a second of a file that is written through to the disk, and then read, dropped from the cache before."""
+    block, rates = memoryview(bytearray(os.urandom(min(BLOCK, nbytes)))), {}
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for way, each in (("write", file.write), ("read", file.readinto)):
+            file.seek(0)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else the page cache is measured
-            read = _blocks(lambda: file.readinto(block), write[0], seconds)
-    except OSError:
-        return None, None
-    return write[0] * size / write[1], read[0] * size / read[1]
-
-
-def _write_through(file: int, block: memoryview) -> None:
-    done = 0
-    while done < len(block):
-        done += os.write(file, block[done:])
-    os.fdatasync(file)
-
-
-def _blocks(run: Callable[[], object], most: int, seconds: float) -> tuple[int, float]:
-    """Call ``run`` for ``seconds``, at least once and at most ``most`` times: how often, and the seconds they took."""
-    begin = time.perf_counter()
-    count, taken = 0, 0.0
-    while count < most and (not count or taken < seconds):
-        run()
-        count, taken = count + 1, time.perf_counter() - begin
-    return count, taken
+            begin = time.perf_counter()
+            for _ in range(nbytes // len(block)):
+                each(block)
+                os.fdatasync(file.fileno())
+            rates[way] = nbytes // len(block) * len(block) / (time.perf_counter() - begin)
+    return rates
 
 
 # --- in a process of its own
@@ -137,25 +83,31 @@ def parameters(tensors: int, numel: int) -> list[torch.nn.Parameter]:
 
 
 def steps(tensors: int, numel: int, budget: int | None) -> Iterator[Row]:
-    """Two marks, and a row of what the steps between them took."""
+    """What the steps took, and the most that was in RAM until they were done."""
     params, warm = parameters(tensors, numel), parameters(1, 4096)
     options: dict[str, Any] = {} if budget is None else {"placement": "file", "device_budget": budget}
     for _ in range(2):  # compiles the kernel, wakes the threads: what the first step ever takes is not the state's
         adamw(warm, **options | ({"device_budget": 0} if options else {})).step()
-    high_water(reset=True)
-    before = resident()
-    yield BEGIN
+    before = high_water(reset=True)
     optimizer = adamw(params, **options)
     taken = []
     for _ in range(STEPS):
         begin = time.perf_counter()
         optimizer.step()
         taken.append((time.perf_counter() - begin) * 1e6)
-    sizes = {"before": before, "high_water": high_water(), "after": resident()}
-    yield DONE
+    peak = high_water()
+    if before is None or peak is None:
+        raise RuntimeError("this system does not say how much of a process is in RAM (VmHWM)")
     bits = digest([*params, *state_tensors(optimizer)])
     times = {"first_step": series(taken[:WARM], "wall"), "step": series(taken[WARM:], "wall")}
-    yield {**sizes, "digest": bits, **times, **placed(optimizer.memory_report())}
+    yield {
+        "before": before,
+        "peak": peak,
+        "resident": max(0, peak - before),
+        "digest": bits,
+        **times,
+        **placed(optimizer.memory_report()),
+    }
 
 
 def derive(rows: Rows) -> Rows:
@@ -194,5 +146,5 @@ DIFFERENT = "CPU, state file: budgets whose bits differ from all in RAM"
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
     page.table(title, rows, COLUMNS)
-    page.bar(BEYOND, rows.where(share=0.25), "beyond", at_most=64, unit="MiB")
-    page.bar(DIFFERENT, rows, lambda rows: float(sum(row["bits"] != "same" for row in rows)), at_most=0)
+    page.bar(BEYOND, rows.where(share=0.25), "beyond", "≤ 64 MiB")
+    page.bar(DIFFERENT, rows, lambda rows: float(sum(row["bits"] != "same" for row in rows)), "≤ 0")

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import PERCENTILES, Case, Column, Page, Row, Rows, Run, Series, best, ms, on_one_clock, percent
+from experiments.clock import Case
+from experiments.lab import Column, Page, Row, Rows, Run, best, ms, on_one_clock, percent
 from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
@@ -189,41 +190,22 @@ def bars(page: Page, rows: Rows) -> None:
     for way in PAGED | ON_HOST:
         most, name = (95, "the link's two-way rate") if ceiling(way) == BOTH else (97, "a plain kernel in place")
         title = f"all state on the host, {way}, share of {name}"
-        page.bar(title, rows.where(kind=SAYS, way=way), "of_ceiling", at_least=most, unit="%")
+        page.bar(title, rows.where(kind=SAYS, way=way), "of_ceiling", f"≥ {most} %")
     for way in PAGED:
         title = f"{way}: time ÷ straight line in the share away, worst of 10 to 75 %"
-        page.bar(title, rows.where(kind=SAYS, way=way), "worst", at_most=1.05, unit="x")
+        page.bar(title, rows.where(kind=SAYS, way=way), "worst", "≤ 1.05 x")
     for way in PAGED:
         title = f"{way}: budget covers everything, time over placement='device'"
-        page.bar(title, rows.where(kind=SAYS, way=way), "near", at_most=2, unit="%")
+        page.bar(title, rows.where(kind=SAYS, way=way), "near", "≤ 2 %")
     different = "ways whose bits differ from placement='device'"
-    page.bar(different, rows.where(kind=BITS), lambda rows: float(sum(not row["same"] for row in rows)), at_most=0)
+    page.bar(different, rows.where(kind=BITS), lambda rows: float(sum(not row["same"] for row in rows)), "≤ 0")
 
 
-def wall_in_ms(row: Row) -> Series | None:
-    """The wall's series of µs, as one of ms."""
-    found = row.get("wall")
-    return found and {name: value / 1e3 if name in PERCENTILES else value for name, value in found.items()}
-
-
-class Priced(Lines):
-    """Lines over the share away; dashed, the price of the bytes alone."""
-
-    def line(self, axes: Any, i: int, rows: Rows) -> tuple[float, float, str, str]:
-        """A line, and the dashed one."""
-        end = super().line(axes, i, rows)
-        (_, near, _), *others = self.points(rows)
-        if len(others) > 1:
-            share, time, _, color = end
-            axes.plot([0, share], [near, share * time + near], "--", color=color, alpha=0.6, linewidth=0.8)
-        return end
-
-
-PRICED = Priced(
-    title="A step takes what its bytes take (dashed: share · all away + nothing away)",
-    unit="ms",
+PRICED = Lines(
+    title="A step takes the time of its bytes: a straight line in the share on the host",
     x="away",
-    y=wall_in_ms,
+    y=ms("wall"),
+    unit="ms, wall",
     each="way",
     label="share of state on the host",
     log="",
@@ -233,10 +215,8 @@ PRICED = Priced(
 
 def report(page: Page, rows: Rows) -> None:
     """A table and a picture."""
-    for what, column in (("GPU time (wall where the host is blocked)", "time"), ("host time of step()", "host")):
-        title = f"{what}, ms, by share of state on the device"
-        on = page if column == "time" else page.detail
-        on.grid(title, rows.where(**TIMED), "way", "share", ms(column), "way", "{:.0%}".format)
+    title = "GPU time (wall where the host is blocked), ms, by share of state on the device"
+    page.grid(title, rows.where(**TIMED), "way", "share", ms("time"), "way", "{:.0%}".format)
     page.table("what the times say", rows.where(kind=SAYS), SAID)
     page.picture("shares", rows.where(**TIMED), [PRICED])
     bars(page, rows)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as of_torch
 
-from experiments.lab import Case, Column, Page, Row, Rows, Run, formatted, on_one_clock, spread
+from experiments.clock import Case
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, on_one_clock
 from experiments.works.contenders import FOREACH, FUSED, LOOP
 from pagedopt import multi_tensor_apply, rule
 from pagedopt.rules import RULES, Rule, fma, sign, sqrt
@@ -161,9 +162,5 @@ def report(page: Page, rows: Rows) -> None:
     columns: dict[str, Column] = {"form": "case", "param, rms": of("param", "rms"),
         "exp_avg, rms": of("exp_avg", "rms"), "exp_avg_sq, rms": of("exp_avg_sq", "rms"),
         "turned": "turned", "µs, {clock}": "time"}  # fmt: skip
-    more: dict[str, Column] = {"param, largest": of("param", "most"),
-        "exp_avg, ulp": of("exp_avg", "ulps", "{:,.0f}"),
-        "exp_avg_sq, ulp": of("exp_avg_sq", "ulps", "{:,.0f}"), "µs, {clock} (p10 to p90)": spread("time")}  # fmt: skip
     title = "{family}, {device}: {steps:,} steps of {elements:,} elements; times of {timed:,}"
     page.table(title, rows, columns, by=("family",))
-    page.detail.table(title, rows, {**columns, **more}, by=("family",))

@@ -1,12 +1,17 @@
-"""How close is one step of PagedAdamW to a copy of its bytes, and how far from torch's own steps?
+"""How close is a step of PagedAdamW to a copy of its bytes, by format, and how far from the steps of others?
 
-Answer (H200, 2026-11): 95 % of a copy at 124 M parameters, 96 % at 1 B, where torch's fused step has 81 %; with 1,000
-tiny tensors the GPU needs 10 µs where torch fused needs 168, and the rest is Python.
+Answer (H200, 2026-11): 95 % of a copy at 124 M float32 parameters, 96 % at 1 B, where torch's fused step has 81 %; with
+1,000 tiny tensors the GPU needs 10 µs where torch fused needs 168, and the rest is Python.  With everything in bfloat16
+85 %, torch's 61: the conversions and the reading of the table weigh twice as much.  With state in 8 bits 82 %, and with
+all of it away 12 ms.
 
 All contenders of a work step in interleaved rounds, each over its own copy of the same random parameters, after four of
 its updates were held to float64.  The reference is a copy that reads and writes as many bytes as our update must: 28
-per float32 parameter (parameter, gradient and two moments read, all but the gradient written).  The share of a
-contender that moves fewer bytes is that of its own bytes.
+per float32 parameter (parameter, gradient and two moments read, all but the gradient written), 16.06 with state in 8
+bits.  The share of a contender that moves fewer bytes is that of its own bytes.
+
+Away, all state crosses the link in both directions; beside it, a copy of as many bytes both ways, and a plain kernel
+that reads and writes host memory where it lies.  On a CPU, all state is in RAM, and then all in a file.
 """
 
 from __future__ import annotations
@@ -17,13 +22,18 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, error, on_own_clock, over, percent, ratio, spread
+from experiments.clock import Case
+from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, error, ms, on_own_clock, over, percent, ratio
 from experiments.pictures import Bars
 from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
+from experiments.works.contenders import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
+from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
 from experiments.works.models import Work, gpt2_shapes
+from experiments.works.paged import FULL, QUICK, Problem
 
-MEASURES = ("kernels", "launch", "tables", "optim")
+ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits"}
+NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
+MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.
@@ -37,6 +47,15 @@ ON_GPU = {
 #: Bytes that torch's steps move for each bf16 parameter: their moments are bf16, ours float32.
 BF16, TORCH_MOVES = "gpt2-bf16", 14
 ON_CPU = dict.fromkeys(("5000", "50m"), (OURS, FUSED, FOREACH))
+NEAREST, STOCHASTIC = f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic"
+INT8: dict[str, dict[str, Any]] = {
+    NEAREST: {"state_format": "int8", "rounding": "nearest"},
+    STOCHASTIC: {"state_format": "int8", "rounding": "stochastic"},
+    f"{OURS}, int8, m stochastic": {"state_format": "int8", "betas": (0.9, 0.95)},  # by default, as v decays fast
+}
+RIVAL, BOTH_WAYS = "bitsandbytes AdamW8bit", "copy both ways"
+#: Bytes that a step with state in 8 bits moves for each float32 parameter.
+MOVED = 12 + 2 * BITS_8
 
 
 def works(quick: bool) -> dict[str, Work]:
@@ -63,19 +82,23 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def measure(run: Run) -> Iterator[Row]:
     """A row per contender and work: host, gpu and wall times (µs), the error of its update, the bytes it must move."""
-    cpu = torch.device("cpu")
-    cuda = run.device.type == "cuda"
+    if run.part == "in_16_bits":
+        shapes = gpt2_shapes(500, 16, 32, 2) if run.quick or run.device.type == "cpu" else gpt2_shapes()
+        work = Work("AdamW bf16 with bf16 state, GPT-2", shapes, torch.bfloat16, 14, 2e-1)
+        yield from steps(run, "all-bf16", work, (OURS, FUSED, FOREACH), run.device)
+        return
+    if run.part == "in_8_bits":
+        yield from in_8_bits(run)
+        return
+    cpu, cuda = torch.device("cpu"), run.device.type == "cuda"
     stepped = [(key, names, run.device) for key, names in ON_GPU.items() if cuda]
-    stepped += [(key, names, cpu) for key, names in ON_CPU.items()]
     if not cuda:
         run.left_out.append("the GPU's bars: need a GPU")
     if not run.options.compile:
         run.left_out.append("torch.compile: takes 15 s and more; add --compile")
-    known = works(run.quick)
-    for key, names, device in run.each(stepped):
-        if not run.options.compile:
-            names = tuple(name for name in names if name != COMPILED)
-        yield from steps(run, key, known[key], names, device)
+    for key, names, device in run.each([*stepped, *((key, names, cpu) for key, names in ON_CPU.items())]):
+        asked = tuple(name for name in names if run.options.compile or name != COMPILED)
+        yield from steps(run, key, works(run.quick)[key], asked, device)
 
 
 def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
@@ -93,29 +116,103 @@ def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
-    run.say(f"{work.name} on {device.type}: {len(cases)} cases")
+
+
+# --- state in 8 bits
+
+
+def in_8_bits(run: Run) -> Iterator[Row]:
+    """Rows of each place of the state."""
+    run.rounds, run.seconds = run.size((20, 1.0), (3, 0.1))
+    if run.device.type == "cuda":
+        yield from resident(run, Problem(run).work)
+        yield from away(run)
+    else:
+        run.left_out.append("on the device, and away from it: need a GPU")
+    toys = Work("24,000 fp32", [(8000,)] * 3)
+    yield from resident(run, run.size(Work("16 M fp32", [(1_000_000,)] * 16), toys), torch.device("cpu"))
+    yield from in_a_file(run, run.size(Work("67 M fp32", [(4_194_304,)] * 16), toys))
+
+
+def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterator[Row]:
+    """Everyone with all state where the parameters are."""
+    device = device or run.device
+    builds = {OURS: contenders.ours(), **{name: contenders.ours(**how) for name, how in INT8.items()}}
+    if device.type == "cuda":
+        builds |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
+    loose = Work(work.name, work.shapes, work.dtype, MOVED, 0.1)  # state in 8 bits takes an update off by that
+    cases, errors = contenders.checked(run, loose, builds, device)
+    cases.append(contenders.copy_of_bytes(loose, device))
+    about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
+    for name, timing in run.measure(cases, device=device).items():
+        each = 28 if name == OURS else MOVED
+        yield {**about, "case": name, "bytes": round(each * work.numel), "error": errors.get(name), **timing}
+
+
+def away(run: Run) -> Iterator[Row]:
+    """All state on the host: staged, in place, and what the link can do."""
+    problem, work, link = Problem(run), run.size(FULL, QUICK), Link.of(run)
+    about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel, "error": None}
+    blocks, _ = link.best_blocks(run)
+    plain = run.measure([case for case in link.cases(blocks) if case.name in (BOTH, IN_PLACE)])
+    for moves, name in ((BOTH, BOTH_WAYS), (IN_PLACE, IN_PLACE)):
+        yield {**about, "case": name, "bytes": sum(MOVES[moves]) * link.nbytes, **plain[moves]}
+    del link
+    run.free()
+    ways: dict[str, dict[str, Any]] = {"staged": {"host_access": "staged"}}
+    ways |= {f"in place, {n or 'all'} blocks": {"host_access": "in_place", "blocks": n} for n in (None, 32, 8)}
+    for name, how in INT8.items():
+        cases = [
+            Case(f"{name}, {way}", contenders.ours(device_budget=0, **how, **more)(problem.parameters()).step)
+            for way, more in ways.items()
+        ]
+        for case, timing in run.measure(cases).items():
+            yield {**about, "case": case, "bytes": 2 * BITS_8 * work.numel, **timing}
+        del cases
+        run.free()
+
+
+def in_a_file(run: Run, work: Work) -> Iterator[Row]:
+    """All state of a CPU's parameters in a file, whose pages leave the memory as soon as they are done with."""
+    about = {"place": "in a file", "device": "cpu", "work": work.name, "numel": work.numel, "error": None}
+    cpu, file = torch.device("cpu"), {"placement": "file", "device_budget": 0}
+    builds = {name: contenders.ours(**file, **how) for name, how in {OURS: {}, **INT8}.items()}
+    cases = [Case(name, make(work.parameters(cpu)).step) for name, make in builds.items()]
+    for case, timing in run.measure(cases, device=cpu).items():
+        nbytes = 2 * (8 if case == OURS else BITS_8) * work.numel
+        yield {**about, "case": case, "bytes": round(nbytes), **timing}
+
+
+# --- what follows
 
 
 def derive(rows: Rows) -> Rows:
-    """GB/s, the share of the rate of the copy that ran in the same rounds, and times against ours and torch fused: each
-    row's by its own clock, as a gate cannot hold the many launches of a loop, and of the bytes that it moves itself."""
+    """GB/s, the share of the rate of the copy that ran in the same rounds, and times against others': each row's by its
+    own clock, as a gate cannot hold the many launches of a loop, and of the bytes that it moves itself."""
     found = Rows()
-    for group in map(on_own_clock, rows.groups("key", "device")):
-        copy, mine, fused = (group.first(case=case) for case in (COPY, OURS, FUSED))
+    for group in map(on_own_clock, rows.groups("key", "place", "device")):
+        copy, mine, fused, rival, plain = (group.first(case=c) for c in (COPY, OURS, FUSED, RIVAL, IN_PLACE))
+        in_place = plain and plain["bytes"] / plain["time"]["median"] / 1e3
         for row in group:
-            fewer = row["key"] == BF16 and row["case"] in TORCH
+            fewer = row.get("key") == BF16 and row["case"] in TORCH
             moved = row["numel"] * TORCH_MOVES if fewer else row["bytes"]
             label = f"{row['case']}, bf16 moments" if fewer else row["case"]
-            share = contenders.of_copy(row, copy)
+            rate = moved / row["time"]["median"] / 1e3
+            # of float32 a copy of the bytes in 8 bits says nothing
+            share = None if "place" in row and row["case"] == OURS else contenders.of_copy(row, copy)
             found.append({
                 **row,
                 "label": label,
                 "name": label if row["clock"] == group[0]["clock"] else f"{label}, {row['clock']}",
-                "rate": moved / row["time"]["median"] / 1e3,
+                "rate": rate,
+                "ms": row["time"]["median"] / 1e3,
                 "share": share and share * moved / row["bytes"],
+                "share_in_place": 100 * rate / in_place if in_place and "in place" in row["case"] else None,
                 "of_ours": over(row["time"], by_clock_of(row, mine)),
+                "over_fp32": over(by_clock_of(row, mine), row["time"]),
                 "over_fused": over(by_clock_of(row, fused), row["time"]),
                 "over_fused_wall": over(fused and fused["wall"], row["wall"]),
+                "over_rival": over(rival and rival["wall"], row["wall"]),  # its step waits for the device
             })  # fmt: skip
     return found
 
@@ -125,36 +222,59 @@ def title(rows: Rows) -> str:
     return "{work}, {device}: {numel:,} parameters, ".format(**rows[0]) + f"{rows[0]['bytes'] / 1e9:.3g} GB a step"
 
 
-GPU: dict[str, Any] = {"device": "cuda", "case": OURS}
-CPU: dict[str, Any] = {"device": "cpu", "case": OURS}
-TINY = "over_fused_wall"
-PANELS = [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
-TITLE = "A step of AdamW; dashed: a copy of the bytes that ours moves (none over tiny tensors)"
-
-
-def shown(page: Page, rows: Rows) -> None:
-    """A table of the first work, and of each other in detail."""
-    columns: dict[str, Column] = {"contender": "label", "GPU µs": "gpu", "wall µs": "wall",
-        "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error()}  # fmt: skip
-    more: dict[str, Column] = {"host µs": "host", "wall µs (p10 to p90)": spread("wall")}
-    first = rows.where(key=rows[0]["key"], device=rows[0]["device"])
-    page.table(title, first, columns)
-    page.detail.table(title, rows, {**columns, **more}, by=("key", "device"))
-
-
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
-    shown(page, rows)
-    page.picture("steps", rows.where(device=rows[0]["device"]), PANELS, TITLE, by=("work",))
-    page.bar("AdamW fp32, GPT-2, speed over torch fused", rows.where(key="gpt2", **GPU), "over_fused",
-        at_least=1.4, unit="x")  # fmt: skip
-    page.bar("AdamW fp32, GPT-2, share of HBM copy", rows.where(key="gpt2", **GPU), "share", at_least=93, unit="%")
-    page.bar("AdamW fp32, 1 B, share of HBM copy", rows.where(key="1b", **GPU), "share", at_least=94, unit="%")
-    page.bar("1,000 x (2, 3), wall, speed over torch fused", rows.where(key="1000", **GPU), TINY, at_least=8, unit="x")
-    page.bar("5,000 x (2, 3), wall, speed over torch fused", rows.where(key="5000", **GPU), TINY, at_least=8, unit="x")
-    page.bar("bf16, fp32 state, GPT-2, share of HBM copy", rows.where(key="gpt2-bf16", **GPU), "share",
-        at_least=90, unit="%")  # fmt: skip
-    page.bar("CPU, 5,000 x (2, 3), speed over torch fused", rows.where(key="5000", **CPU), "over_fused",
-        at_least=5, unit="x")  # fmt: skip
-    page.bar("CPU, 50 M in 12 tensors, speed over torch fused", rows.where(key="50m", **CPU), "over_fused",
-        at_least=0.95, unit="x")  # fmt: skip
+    if page.section == "in_8_bits":
+        report_8_bits(page, rows)
+        return
+    first, panels = rows.where(key=rows[0]["key"], device=rows[0]["device"]), bars_of("{work}, {device}", "name")
+    page.table(title, first, {"contender": "label", "GPU µs": "gpu", "wall µs": "wall",
+        "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error()})  # fmt: skip
+    gpu, cpu = rows.where(device="cuda", case=OURS), rows.where(device="cpu", case=OURS)
+    if page.section == "in_16_bits":
+        page.picture("in-16-bits", rows, panels,
+            "A step of AdamW takes little longer than a copy of its bytes (dashed)")  # fmt: skip
+        page.bar("bf16, bf16 state, GPT-2, share of HBM copy", gpu, "share", "≥ 85 %")
+        return
+    page.picture("steps", rows.where(device=rows[0]["device"]), panels,
+        "A step of AdamW; dashed: a copy of the bytes that ours moves (none over tiny tensors)",
+        by=("work",))  # fmt: skip
+    tiny = "over_fused_wall"
+    page.bar("AdamW fp32, GPT-2, speed over torch fused", gpu.where(key="gpt2"), "over_fused", "≥ 1.4 x")
+    page.bar("AdamW fp32, GPT-2, share of HBM copy", gpu.where(key="gpt2"), "share", "≥ 93 %")
+    page.bar("AdamW fp32, 1 B, share of HBM copy", gpu.where(key="1b"), "share", "≥ 94 %")
+    page.bar("1,000 x (2, 3), wall, speed over torch fused", gpu.where(key="1000"), tiny, "≥ 8 x")
+    page.bar("5,000 x (2, 3), wall, speed over torch fused", gpu.where(key="5000"), tiny, "≥ 8 x")
+    page.bar("bf16, fp32 state, GPT-2, share of HBM copy", gpu.where(key=BF16), "share", "≥ 90 %")
+    page.bar("CPU, 5,000 x (2, 3), speed over torch fused", cpu.where(key="5000"), "over_fused", "≥ 5 x")
+    page.bar("CPU, 50 M in 12 tensors, speed over torch fused", cpu.where(key="50m"), "over_fused", "≥ 0.95 x")
+
+
+def bars_of(title: str, name: str) -> list[Bars]:
+    """A panel of steps, across it their copy."""
+    return [Bars(title=title, name=name, length="time", unit="ms", scale=1e3, line=COPY, colors=color)]
+
+
+def report_8_bits(page: Page, rows: Rows) -> None:
+    """A table for each place on a GPU, a picture, and what is held to a limit."""
+    columns: dict[str, Column] = {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+        "of the plain kernel": percent("share_in_place"), "bitsandbytes ÷ it (wall)": ratio("over_rival"),
+        "float32 ÷ it": ratio("over_fp32"), "error": error()}  # fmt: skip
+    for place in ("resident", "away"):
+        page.table("{place}, {device}: {work}", rows.where(place=place, device=rows[0]["device"]), columns)
+    page.picture("in-8-bits", rows.where(place="resident", device=rows[0]["device"]),
+        bars_of("{work}, {device}", "case"),
+        "A step with state in 8 bits is shorter than in float32; dashed: a copy of its bytes",
+        by=("place", "device"))  # fmt: skip
+    here, away = {"place": "resident", "device": "cuda"}, rows.where(place="away")
+    cpu = rows.where(place="resident", device="cpu")
+    nearest, in_place = rows.where(case=NEAREST, **here), away.where(case=f"{NEAREST}, in place, all blocks")
+    page.bar("resident, nearest, share of a copy", nearest, "share", "≥ 75 %")
+    page.bar("resident, stochastic, share of a copy", rows.where(case=STOCHASTIC, **here), "share", "≥ 70 %")
+    page.bar("resident, nearest, speed over bitsandbytes", nearest, "over_rival", "≥ 5.5 x")
+    page.bar("all away, staged, ms", away.where(case=f"{NEAREST}, staged"), "ms", "≤ 12.5 ms")
+    page.bar("all away, in place, of the plain kernel", in_place, "share_in_place", "≥ 75 %")
+    page.bar("CPU, nearest, speed over float32", cpu.where(case=NEAREST), "over_fp32", "≥ 0.45 x")
+    page.bar("CPU, stochastic, speed over float32", cpu.where(case=STOCHASTIC), "over_fp32", "≥ 0.3 x")
+    page.bar("in a file, nearest, speed over float32", rows.where(case=NEAREST, place="in a file"), "over_fp32",
+        "≥ 3 x")  # fmt: skip

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Case, Page, Row, Rows, Run, gb_per_s, number, sampled, series, spread
+from experiments.clock import Case, sampled, series
+from experiments.lab import Page, Row, Rows, Run, gb_per_s, number
 from experiments.works.contenders import CONTENDERS, COPY, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 from pagedopt.system.machine import MAX_THREADS
@@ -114,13 +115,6 @@ QUARTILES = ("p25", "p75")
 
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, and what is held to a limit."""
-    for name, on in ((OURS, page), (FOREACH, page.detail)):
-        title = f"{name}: speed over torch fused, by threads"
-        on.grid(title, rows.where(case=name), "work", "threads", "ratio", "over")
-    page.detail.table("PagedAdamW (quartiles)", rows.where(case=OURS),
-        {"over": "work", "threads": "threads", "µs": spread("time", *QUARTILES),
-        "torch fused in turn, µs": spread("other", *QUARTILES),
-        "speed over torch fused": spread("ratio", *QUARTILES), "GB/s": "rate",
-        "pairs": lambda row: f"{row['ratio']['n']:,}"})  # fmt: skip
+    page.grid(f"{OURS}: speed over torch fused, by threads", rows.where(case=OURS), "work", "threads", "ratio", "over")
     page.say(beside(rows))
-    page.bar("speed over torch fused, where it is least", rows.where(case=OURS), "ratio", at_least=0.95, unit="x")
+    page.bar("speed over torch fused, where it is least", rows.where(case=OURS), "ratio", "≥ 0.95 x")

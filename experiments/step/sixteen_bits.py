@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from experiments.child import Child
-from experiments.lab import Case, Page, Row, Rows, Run, error, formatted, ms, on_own_clock, over, percent, ratio
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run, error, formatted, ms, on_own_clock, over, percent, ratio
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars, Lines
 from experiments.works import contenders
 from experiments.works.contenders import BITS_8, COPY
@@ -241,22 +242,18 @@ def color(name: str) -> str:
 def report(page: Page, rows: Rows) -> None:
     """Tables of training and of times, a picture of each, and what is held to a limit."""
     training, timed = rows.where(what="training"), Rows([*rows.where(what="step"), *rows.where(what="away")])
-    page.table(title, training, {
-        "parameters": "case", "loss": formatted("loss", "{:.4f}"), "seeds": "seeds",
+    page.table(title, training, {"parameters": "case", "loss": formatted("loss", "{:.4f}"), "seeds": "seeds",
         "from least to most": formatted("spread", "{:.4f}"), "more than float32": formatted("behind", "{:+.4f}"),
-        "moved": percent("moved"), "from float32's": percent("apart"),
-    }, by=("lr",))  # fmt: skip
-    page.table("268 M parameters, {what}", timed, {
-        "step": "case", "ms": ms("time"), "of a copy": percent("share"), "÷ the link's time": ratio("of_link"),
-        "error": error(), "by": "clock",
-    }, by=("what",))  # fmt: skip
+        "moved": percent("moved"), "from float32's": percent("apart")}, by=("lr",))  # fmt: skip
+    page.table("268 M parameters, {what}", timed, {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+        "÷ the link's time": ratio("of_link"), "error": error(), "by": "clock"}, by=("what",))  # fmt: skip
     page.picture("sixteen-bits", training, LOSSES, "What parameters in bfloat16 lose in training")
     page.picture("sixteen-bits-steps", rows.where(what="step"), TIMES, "A step, and a copy of 26 bytes (dashed)")
     for case, least in ((ALL, 92), (DRAWN, 80), (EIGHT_INT8, 60)):
         page.bar(f"{case}, share of a copy of its bytes", rows.where(what="step", case=f"{contenders.OURS}, {case}"),
-            "share", at_least=least, unit="%")  # fmt: skip
+            "share", f"≥ {least} %")  # fmt: skip
     page.bar("+8 with int8, all away, staged, over the link", rows.where(what="away", case=EIGHT_INT8), "of_link",
-        at_most=1.12, unit="x")  # fmt: skip
+        "≤ 1.12 x")  # fmt: skip
 
 
 def title(rows: Rows) -> str:

@@ -17,8 +17,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from experiments.lab import Page, Row, Rows, Run, formatted, mib, ms, on_one_clock
-from experiments.works.fusible import BY_COMPILER, EAGER
-from experiments.works.witnesses import Call, Way, Works, witnessed
+from experiments.works.witnesses import BY_COMPILER, EAGER, Call, Way, Works, witnessed
 
 SOFTMAX, PLAIN, TERM = "softmax", "attention", "attention with a term"
 NATIVE, FLEX = "scaled_dot_product_attention", "flex_attention, compiled"

@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from experiments.lab import Case, Page, Row, Rows, Run, ms, number, on_one_clock, over
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run, ms, number, on_one_clock, over
 from experiments.pictures import Lines
 from pagedopt.rules import RULES, Rule
 
@@ -141,9 +142,6 @@ def report(page: Page, rows: Rows) -> None:
     page.table("rates", rows.where(what="rate"), {"of": "case",
         "GB/s": lambda row: row["rate"] if row["bytes"] else None,
         "Gflop/s": lambda row: None if row["bytes"] else row["rate"], "ms, {clock}": ms("time")})  # fmt: skip
-    page.detail.grid("chains of k over {numel:,} float32: ms, {clock}", rows.where(what="chain"), "case",
-        "k", ms("time"), "k")  # fmt: skip
     page.say(sentence(rows))
     page.picture("roofline", rows, PANELS)
-    page.bar("fused, multiplications with addition an element that take no more than 1.1 x one", rows,
-        "free", at_least=16)  # fmt: skip
+    page.bar("fused, multiplications with addition an element that take no more than 1.1 x one", rows, "free", "≥ 16")

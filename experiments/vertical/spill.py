@@ -5,7 +5,7 @@ Answer: see notes/vertical_fusion.md.
 W numbers of a column are divided by their sum.  Fused, a thread holds all W in registers between one read and one
 write: 2 accesses of each.  In two passes it adds them up, and reads them again: 3.  A thread has 255 registers, or 64
 in a block of 1,024; what does not fit is spilled to memory.  Registers and spilled bytes are the assembler's, for an
-architecture that need not be here; on a GPU the same text is timed, and rules that choose by them are judged.
+architecture that need not be here; on a GPU the same text is timed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
-from experiments.lab import Case, Column, Page, Row, Rows, Run, best, ms, number, series
+from experiments.clock import Case, series
+from experiments.lab import Column, Page, Row, Rows, Run, best, ms
 from experiments.pictures import Lines
 
 # --- registers of a kernel and the bytes that it spills, as NVRTC's assembler says them: no GPU is needed for that
@@ -144,25 +145,6 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-#: Rules of one line that choose whether to fuse; the third is that of Inductor's benchmark of an epilogue's fusion.
-CHOICES: dict[str, Callable[[Row], bool]] = {
-    "always": lambda row: True,
-    "if nothing is spilled": lambda row: not row["spilled"],
-    "if fewer than 8 words of local memory are used (Inductor)": lambda row: row["stack"] < 4 * 8,
-    "up to 64 values (Inductor's max_fusion_size is 64 operations)": lambda row: row["width"] <= 64,
-}
-
-
-def judged(rows: Rows) -> dict[str, tuple[int, float]]:
-    """By rule: how often it chooses the slower way, and the worst that its choice takes in units of the best."""
-    found = {}
-    for name, fuses in CHOICES.items():
-        ratios = [(row["of_passes"]["median"], fuses(row)) for row in rows]
-        costs = [(ratio if fused else 1.0) / min(ratio, 1.0) for ratio, fused in ratios]
-        found[name] = (sum(cost > 1 for cost in costs), max(costs))
-    return found
-
-
 def losing(rows: Rows) -> list[Row]:
     """Kernels that lose by fusing."""
     return [row for row in rows.where(timed=True) if row["of_passes"]["median"] > 1]
@@ -178,8 +160,6 @@ def sentence(rows: Rows) -> str:
         for group in Rows(losing(rows)).groups("threads"):
             widths = ", ".join(str(row["width"]) for row in group)
             lines.append(f"- Fusing loses at W = {widths} in blocks of {group[0]['block']}.")
-        lines += [f"- Fuse {name}: wrong {wrong} times, at worst {number(worst)} times the better way's time."
-                  for name, (wrong, worst) in judged(rows).items()]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -198,7 +178,6 @@ def report(page: Page, rows: Rows) -> None:
         "spill stores, B": "spill_stores", "spill loads, B": "spill_loads", "fused ms": ms("one"),
         "two passes ms": ms("two"), "fused ÷ two passes": "of_passes"}  # fmt: skip
     page.table(title, rows.where(threads=THREADS[1]), columns)
-    page.detail.table(title, rows.where(threads=THREADS[0]), columns)
     page.say(sentence(rows))
     page.picture("spill", rows, PANELS)
-    page.bar("kernels that lose by fusing", rows.where(timed=True), lambda rows: len(losing(rows)), at_least=1)
+    page.bar("kernels that lose by fusing", rows.where(timed=True), lambda rows: len(losing(rows)), "≥ 1")

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Case, Row, Run, by_clock_of, over
+from experiments.clock import Case
+from experiments.lab import Row, Run, by_clock_of, over
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
-from experiments.works.models import HYPER, Work
-from experiments.works.reference import Bound, Reference
+from experiments.works.models import HYPER, Bound, Reference, Work
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.formats import FORMATS
 
@@ -72,7 +72,6 @@ class Family:
 
 ADAMW = Family("AdamW", torch.optim.AdamW, PagedAdamW, HYPER, {"capturable": True})
 SGD = Family("SGD", torch.optim.SGD, PagedSGD, {"lr": 1e-3})
-MOMENTUM = Family("SGD with momentum", torch.optim.SGD, PagedSGD, {"lr": 1e-3, "momentum": 0.9})
 
 
 def ours(family: Family = ADAMW, /, **options: Any) -> Build:
@@ -85,10 +84,12 @@ def theirs(family: Family = ADAMW, /, **options: Any) -> Build:
     return lambda params: Bound(family.plain(params, **family.hyper, **options).step)
 
 
-def compiled(family: Family = ADAMW, /, *, foreach: bool = True, **how: Any) -> Build:
+def compiled(
+    family: Family = ADAMW, /, *, foreach: bool = True, before: Callable[[Any], object] = len, **how: Any
+) -> Build:
     """torch.compile of torch's step, as torch's tutorial on compiled optimizers does it: on a GPU, lr in a tensor.
 
-    ``how``: options of torch.compile.
+    ``before``: what is done to the parameters in front of the step; ``how``: options of torch.compile.
     """
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
@@ -99,6 +100,7 @@ def compiled(family: Family = ADAMW, /, *, foreach: bool = True, **how: Any) -> 
 
         @torch.compile(fullgraph=False, **how)
         def step() -> None:
+            before(params)
             optimizer.step()
 
         return Bound(step)

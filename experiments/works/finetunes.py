@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.lab import series
+from experiments.clock import series
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.models import HYPER
 from experiments.works.paged import push_out

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Case, measure, series
-from experiments.works.models import HYPER, Work
+from experiments.clock import Case, measure, series
+from experiments.works.models import HYPER, Bound, Reference, Step, Work
 from experiments.works.phases import CACHES, LOADS, exclusive, recorded
-from experiments.works.reference import Bound, Reference, Step
 from experiments.works.trace import Incomplete, counted
 
 COLD, WARM, PORTABLE = "compiled, cold", "compiled, warm", "compiled, portable cache"
-TRACED, EACH = "traced, no kernels", "compiled, tensor by tensor"
+TRACED = "traced, no kernels"
 OURS_COLD, OURS_WARM, FOREACH, FUSED = "ours, cold", "ours, warm", "torch foreach", "torch fused"
 #: What is one compilation of the whole list.
 WHOLE = (COLD, WARM, PORTABLE, TRACED)
@@ -29,8 +28,6 @@ def builder(way: str) -> Callable[[list[torch.nn.Parameter]], Step]:
     """What makes a step that was not yet taken; of ours with what it loads."""
     if way in (OURS_COLD, OURS_WARM):
         return ours
-    if way == EACH:
-        return each
     from experiments.works import contenders
 
     how: dict[str, Any] = {"backend": "aot_eager"} if way == TRACED else {}
@@ -44,31 +41,6 @@ def ours(params: list[torch.nn.Parameter]) -> Step:
     from pagedopt import PagedAdamW
 
     return PagedAdamW(params, **HYPER).step
-
-
-def each(params: list[torch.nn.Parameter]) -> Step:
-    """One update, compiled for a tensor and called for each, as torchao does it (ao#812)."""
-    lr, (beta1, beta2) = torch.tensor(HYPER["lr"], device=params[0].device), HYPER["betas"]
-
-    def update(p: torch.Tensor, grad: torch.Tensor, t: torch.Tensor, m: torch.Tensor, v: torch.Tensor) -> None:
-        t.add_(1)
-        p.mul_(1 - lr * HYPER["weight_decay"])
-        m.lerp_(grad, 1 - beta1)
-        v.lerp_(grad.square(), 1 - beta2)
-        root = v.sqrt() / (1 - beta2**t).sqrt() + HYPER["eps"]
-        p.sub_(lr / (1 - beta1**t) * m / root)
-
-    compiled = torch.compile(update, fullgraph=True, dynamic=False)
-    grads = [p.grad for p in params if p.grad is not None]
-    state = [(lr.new_zeros(()), torch.zeros_like(grad), torch.zeros_like(grad)) for grad in grads]
-    tensors = [(p.detach(), grad, *its) for p, grad, its in zip(params, grads, state, strict=True)]
-
-    @torch.no_grad()
-    def step() -> None:
-        for one in tensors:
-            compiled(*one)
-
-    return step
 
 
 def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[dict[str, Any]]:
@@ -107,7 +79,7 @@ def first_step(device: str, way: str, count: int, artifacts: str) -> Iterator[di
         "built": series([built - begin], "wall"),
         "phases": phases if way in WHOLE else None,
         "later": later,
-        "kernels": kernels_of(step) if where.type == "cuda" and way in (COLD, EACH) else None,
+        "kernels": kernels_of(step) if where.type == "cuda" and way == COLD else None,
         "error": error,
     }
 

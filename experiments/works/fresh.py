@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from experiments.child import ROOT, Child, refuse
-from experiments.lab import Run, series
+from experiments.clock import series
+from experiments.lab import Run
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA (driver and NVRTC), torch's extensions.
 FOLDERS = (

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab import Case, Row, Run, best
+from experiments.clock import Case
+from experiments.lab import Row, Run, best
 from pagedopt.kernels import cuda
 from pagedopt.system import driver
 

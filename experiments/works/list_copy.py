@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from pagedopt import Sweep, rule
 
 #: A warp takes a piece, in loads of 16 bytes, four of them in flight, where addresses and size allow.
 CUDA = r"""
@@ -52,31 +48,9 @@ def pieces(sources: Tensors, targets: Tensors) -> npt.NDArray[np.int64]:
     return np.concatenate(rows)
 
 
-@functools.cache
-def on_cpu() -> Callable[[npt.NDArray[np.int64]], None]:
-    """The kernel for Numba."""
-    import numba
-
-    from pagedopt import kernels
-
-    pointer: Any = kernels.pointer
-
-    @numba.njit
-    def copy_list(rows):
-        for row in rows:
-            source = numba.carray(pointer(row[0]), row[2], np.uint8)
-            target = numba.carray(pointer(row[1]), row[2], np.uint8)
-            for i in range(row[2]):
-                target[i] = source[i]
-
-    return copy_list
-
-
 def over_a_list(sources: Tensors, targets: Tensors, device: torch.device | None = None) -> Call:
     """One launch on a device, by default that of the first source, whatever device a piece is on."""
     rows, device = pieces(sources, targets), device or sources[0].device
-    if device.type == "cpu":
-        return functools.partial(on_cpu(), rows)
     import cupy
 
     from pagedopt.kernels.cuda import Stream
@@ -92,17 +66,6 @@ def over_a_list(sources: Tensors, targets: Tensors, device: torch.device | None 
             kernel((blocks,), (256,), (table.data_ptr(), np.int64(len(rows))), stream=stream)
 
     return run
-
-
-@rule
-def same(x):
-    return x
-
-
-def ours(sources: Tensors, targets: Tensors) -> Call:
-    """A rule that changes nothing, from one list into another."""
-    sweep = Sweep(same.out_of_place, [list(sources), list(targets)])
-    return functools.partial(sweep.run, {})
 
 
 def one_by_one(sources: Tensors, targets: Tensors) -> Call:
@@ -122,30 +85,29 @@ def one_by_one(sources: Tensors, targets: Tensors) -> Call:
     return run
 
 
-def batch(sources: Tensors, targets: Tensors) -> Call:
-    """One call of the driver for all pieces (CUDA 12.8 and later); it refuses the default stream."""
-    from pagedopt.system.driver import bindings, call
-
-    d = bindings()
-    attributes = d.CUmemcpyAttributes()
-    attributes.srcAccessOrder = d.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
-    into, out_of = ([d.CUdeviceptr(t.data_ptr()) for t in tensors] for tensors in (targets, sources))
-    sizes, side = [t.nbytes for t in sources], torch.cuda.Stream()
-
-    def run() -> None:
-        here = torch.cuda.current_stream()
-        side.wait_stream(here)
-        call("cuMemcpyBatchAsync", into, out_of, sizes, len(sizes), [attributes], [0], 1, side.cuda_stream)
-        here.wait_stream(side)
-
-    return run
-
-
 def in_torch(sources: Tensors, targets: Tensors) -> Call:
     """``copy_`` of each."""
     return lambda: [target.copy_(source) for source, target in zip(sources, targets, strict=True)]
 
 
-def foreach(sources: Tensors, targets: Tensors) -> Call:
-    """All of them in one call of torch."""
-    return functools.partial(torch._foreach_copy_, list(targets), list(sources))
+def checked(call: Call, sources: Tensors, targets: Tensors) -> Call:
+    """A way that has copied everything once; what lies on two devices is compared on the host.
+
+    Raises:
+        AssertionError: it has not.
+    """
+    for target in targets:
+        target.fill_(-1.0)
+    waited(targets)
+    call()
+    waited((*sources, *targets))
+    apart = len({t.device for t in (*sources, *targets)}) > 1
+    found = [torch.cat([t.cpu() if apart else t for t in tensors]) for tensors in (sources, targets)]
+    assert torch.equal(*found), "wrong"
+    return call
+
+
+def waited(tensors: Tensors) -> None:
+    """Until every GPU that one lies on is idle."""
+    for device in {t.device for t in tensors if t.is_cuda}:
+        torch.cuda.synchronize(device)

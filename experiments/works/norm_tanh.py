@@ -7,14 +7,14 @@ addresses from a :class:`~pagedopt.DeviceTable`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from pagedopt import DeviceTable
+from pagedopt.kernels.cuda import Stream
 
 #: A warp keeps a row in registers: it is read once and written once.  Rows of the table: address, elements, 0.
 CUDA = r"""
@@ -53,25 +53,26 @@ norm_tanh(const unsigned long long* rows, float* out, long long batch) {
     }
 }
 """
-#: With the address of the table's rows, and where to write.
-Launch = Callable[[int, torch.Tensor], None]
 
 
 class NormTanh:
     """One launch over separate tensors of one shape.
 
     Args:
-        tensors: (batch, dim) each, float32; ``dim`` is a multiple of 128.
+        tensors: (batch, dim) each, float32, on a GPU; ``dim`` is a multiple of 128.
         held: whether the table is lent once, for as long as this object lives, to tensors that stay where they are;
             else it looks in every call where they lie.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], held: bool = False) -> None:
+        import cupy
+
         self.table = DeviceTable([tensors])
         self.batch, self.dim = tensors[0].shape
         if self.dim % 128 or tensors[0].dtype != torch.float32:
             raise ValueError(f"rows of {self.dim} {tensors[0].dtype}; needs a multiple of 128, float32")
-        self._launch = self._on_cuda() if self.table.device.type == "cuda" else on_cpu()
+        self._kernel: Any = cupy.RawKernel(CUDA, "norm_tanh", options=(f"-DDIM={self.dim}",))
+        self._kernel.compile()  # a module cannot be loaded while a graph is captured
         self._lend: Callable[[], contextlib.AbstractContextManager[int]] = self.table.rows_on_device
         if held:
             lease = contextlib.ExitStack()
@@ -81,61 +82,9 @@ class NormTanh:
 
     def __call__(self) -> torch.Tensor:
         """(tensors, batch, dim), newly allocated."""
-        out = torch.empty(len(self.table), self.batch, self.dim, device=self.table.device)
-        with self._lend() as rows:
-            self._launch(rows, out)
+        device, count = self.table.device, len(self.table)
+        out = torch.empty(count, self.batch, self.dim, device=device)
+        stream = Stream(torch._C._cuda_getCurrentRawStream(device.index))
+        with self._lend() as rows:  # a block: eight warps, four rows each
+            self._kernel((-(-self.batch // 32), count), (256,), (rows, out.data_ptr(), self.batch), stream=stream)
         return out
-
-    def _on_cuda(self) -> Launch:
-        import cupy
-
-        from pagedopt.kernels.cuda import Stream
-
-        kernel = cupy.RawKernel(CUDA, "norm_tanh", options=(f"-DDIM={self.dim}",))
-        kernel.compile()  # a module cannot be loaded while a graph is captured
-        grid, batch = (-(-self.batch // 32), len(self.table)), self.batch  # a block: eight warps, four rows each
-        device = self.table.device.index
-
-        def launch(rows: int, out: torch.Tensor) -> None:
-            stream = Stream(torch._C._cuda_getCurrentRawStream(device))
-            kernel(grid, (256,), (rows, out.data_ptr(), batch), stream=stream)
-
-        return launch
-
-
-@functools.cache
-def on_cpu() -> Launch:
-    """The same for Numba."""
-    import numba
-    import numpy as np
-
-    from pagedopt import kernels
-
-    pointer: Any = kernels.pointer
-
-    @numba.njit
-    def norm_tanh(address, out):
-        dim = out.shape[2]
-        rows = numba.carray(pointer(address), (out.shape[0], 3), np.int64)
-        for s in range(out.shape[0]):
-            x = numba.carray(pointer(rows[s, 0]), (out.shape[1], dim), np.float32)
-            for i in range(out.shape[1]):
-                total, squares = 0.0, 0.0  # float64
-                for j in range(dim):
-                    total += x[i, j]
-                mean = np.float32(total / dim)
-                for j in range(dim):
-                    squares += (x[i, j] - mean) * (x[i, j] - mean)
-                scale = np.float32(1 / np.sqrt(squares / dim))
-                for j in range(dim):
-                    out[s, i, j] = np.tanh((x[i, j] - mean) * scale)
-
-    return lambda rows, out: norm_tanh(rows, out.numpy())
-
-
-def tried(device: str) -> Iterator[dict[str, float]]:
-    """In a process of its own, which a wrong kernel may end: the largest error of a small case, in float64."""
-    tensors = [torch.rand(37, 256, device=device) for _ in range(3)]
-    x = torch.stack(tensors).double()
-    exact = torch.tanh(torch.nn.functional.layer_norm(x, (256,), eps=0))
-    yield {"error": float((NormTanh(tensors)() - exact).abs().max())}

@@ -9,8 +9,7 @@ import torch
 
 from experiments.lab import Run
 from experiments.works.contenders import Build
-from experiments.works.models import HYPER, Work
-from experiments.works.reference import Reference
+from experiments.works.models import HYPER, Reference, Work
 from pagedopt import MemoryReport, PagedAdamW
 from pagedopt.system import driver
 from pagedopt.system.driver import Location

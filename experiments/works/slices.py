@@ -6,17 +6,15 @@ After «Fusion» on gpupuzzlers.com: 16 slices of 1,024 x 256, float32, inferenc
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from experiments import child
 from experiments.lab import Run
 from experiments.works.graph import captured
-from experiments.works.norm_tanh import NormTanh, tried
+from experiments.works.norm_tanh import NormTanh
 
 SPLIT, COMBINED, LIST = "split_stack", "combined", "pointer list"
 HELD, LIST_GRAPH = f"{LIST}, table held", f"{LIST}, CUDA graph"
@@ -105,38 +103,22 @@ def forget() -> None:
     torch._dynamo.reset()
 
 
-@functools.cache
-def try_list(device: str) -> None:
-    """Call the pointer list in a process of its own, before it may break the context of this one.
-
-    Raises:
-        RuntimeError: it does not work there, with its last words; or it is wrong.
-    """
-    if (error := child.only(tried, device, limit=120)["error"]) > 1e-5:
-        raise RuntimeError(f"the kernel over a pointer list is off by {error:.2g}")
-
-
 def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
-    """Name → what makes a way; on a CPU there are no graphs and no combo kernels."""
-
-    def pointer_list(held: bool = False) -> Way:
-        if run.device.type == "cuda":
-            try_list(str(run.device))
-        return work.pointer_list(held)
+    """Name → what makes a way; on a CPU there are no graphs, combo kernels and kernels of ours."""
 
     def with_compiler(name: str, **how: Any) -> Way:
         return work.way(compiled(functions[name], **how))
 
     functions = {SPLIT: work.split_stack, COMBINED: work.combined}
-    found: dict[str, Callable[[], Way]] = {LIST: pointer_list, HELD: partial(pointer_list, held=True)}
-    found |= {name: partial(work.way, function) for name, function in functions.items()}
+    found: dict[str, Callable[[], Way]] = {name: partial(work.way, function) for name, function in functions.items()}
     found |= {COMPILED[name]: partial(with_compiler, name, backend=backend(run)) for name in functions}
     if run.device.type == "cuda":
+        found |= {LIST: work.pointer_list, HELD: partial(work.pointer_list, held=True)}
         found |= {f"{COMPILED[name]}, {COMBO}": partial(with_compiler, name, options=combo()) for name in functions}
         found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))
         found[GRAPH] = lambda: captured(work.way(work.split_stack))
         found[OVERHEAD] = partial(with_compiler, SPLIT, mode="reduce-overhead")
-        found[LIST_GRAPH] = lambda: captured(pointer_list(held=True))
+        found[LIST_GRAPH] = lambda: captured(work.pointer_list(held=True))
     return found
 
 

@@ -1,11 +1,11 @@
-"""What ran, counted in a trace of ``torch.profiler``: launches, kernels, operators, and when the GPU had nothing to do.
+"""What ran, counted in a trace of ``torch.profiler``: launches, kernels, operators, and how long the GPU was busy.
 
     counts = counted(optimizer.step)
-    counts.kernels, counts.launches, counts.operators, counts.busy_us, counts.gaps
+    counts.kernels, counts.launches, counts.operators, counts.busy_us
 
 The profiler hears of every launch in the process, CuPy's and Triton's too.  No time is taken from a profiled run but
-how long kernels took and how far they were apart: the host is slower while it is listened to.  And behind it: Kineto
-lets go of CUPTI at the end of the process (pytorch#144455).  So trace in a process of its own (:func:`counted_apart`).
+how long kernels took: the host is slower while it is listened to.  And behind it: Kineto lets go of CUPTI at the end
+of the process (pytorch#144455).  So trace in a process of its own (:func:`counted_apart`).
 
 A trace that lacks an event must not become a number: every kernel is to have its launch and every launch its kernel,
 and two traces of the same call have to agree (:class:`Incomplete`).
@@ -13,19 +13,19 @@ and two traces of the same call have to agree (:class:`Incomplete`).
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from experiments.child import Child
-from experiments.lab import Row, Run, series
+from experiments.clock import series
+from experiments.lab import Row, Run
 
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
@@ -34,42 +34,12 @@ LAUNCH = re.compile(r"Launch(Cooperative)?Kernel|GraphLaunch")
 MOST_TRACES = 4
 #: What the profiler shall call the call that counts.
 SECOND = "the second call"
+#: Of torch's Chrome trace: name, cat(egory), ts (its begin) and dur(ation) in µs, args.
+Event = dict[str, Any]
 
 
 class Incomplete(RuntimeError):
     """A trace lacks events: nothing is to be counted in it."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that took time.
-
-    Attributes:
-        kind: the category: "kernel", "gpu_memcpy", "cuda_runtime", "cpu_op" …
-        start, length: in µs.
-        lane: the thread or the stream it ran on.
-        correlation: what a launch and its kernels have in common; None: nothing.
-    """
-
-    name: str
-    kind: str
-    start: float
-    length: float
-    lane: tuple[Any, Any] = (0, 0)
-    correlation: int | None = None
-
-    @property
-    def end(self) -> float:
-        """When it was over, in µs."""
-        return self.start + self.length
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A time in which the GPU had nothing to do: how long, and how long what ran before had taken (µs)."""
-
-    length: float
-    before: float
 
 
 @dataclass(frozen=True)
@@ -82,9 +52,6 @@ class Counts:
         copies: copies and fills by the copy engine or the driver.
         operators: of torch, called by the host and not by another operator.
         busy_us: how long anything ran, on the GPU or, where nothing did, in operators.
-        span_us: from the first beginning to the last end.
-        gaps: between what ran, in order, those of no length too.
-        trace: where all this was counted.
     """
 
     launches: int
@@ -92,104 +59,59 @@ class Counts:
     copies: int
     operators: int
     busy_us: float
-    span_us: float
-    gaps: tuple[Gap, ...]
-    trace: Trace = field(repr=False, compare=False)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """What two traces of the same call must have alike."""
-        return {name: getattr(self, name) for name in ("launches", "kernels", "copies", "operators")}
 
     def as_dict(self) -> dict[str, Any]:
-        """Columns of a row: the numbers, and times by the GPU's clock, or the host's where nothing ran on a GPU."""
-        clock = "GPU" if self.trace.on_gpu else "host"
-        gaps = [gap.length for gap in self.gaps]
-        times = {"busy_us": series([self.busy_us], clock), "span_us": series([self.span_us], clock)}
-        return {**self.numbers, **times, "gap_each": series(gaps, clock) if gaps else None}
+        """Columns of a row; the time is by the GPU's clock, or the host's where nothing ran on a GPU."""
+        clock = "GPU" if self.kernels or self.copies else "host"
+        return {**asdict(self), "busy_us": series([self.busy_us], clock)}
 
 
-@dataclass(frozen=True)
-class Trace:
-    """Events in the order in which they began."""
+def counts_of(events: Sequence[Event]) -> Counts:
+    """Everything counted, once every kernel is held to its launch and every launch to what it started.
 
-    events: Sequence[Event]
+    Raises:
+        Incomplete: an event is missing.
+    """
 
-    @classmethod
-    def of(cls, raw: Iterable[dict[str, Any]]) -> Trace:
-        """From the events of a Chrome trace."""
-        events = [
-            Event(
-                str(e.get("name", "")),
-                str(e.get("cat", "")).lower(),
-                float(e["ts"]),
-                float(e.get("dur", 0)),
-                (e.get("pid"), e.get("tid")),
-                (e.get("args") or {}).get("correlation"),
-            )
-            for e in raw
-            if e.get("ph") == "X"
-        ]
-        return cls(sorted(events, key=lambda event: event.start))
+    def of(*kinds: str) -> list[Event]:
+        return [event for event in events if event.get("cat", "").lower() in kinds]
 
-    def of_kind(self, *kinds: str) -> list[Event]:
-        """Those of some categories."""
-        return [event for event in self.events if event.kind in kinds]
+    def correlation(event: Event) -> Any:
+        return (event.get("args") or {}).get("correlation")
 
-    @property
-    def on_gpu(self) -> list[Event]:
-        """Kernels, copies and fills."""
-        return self.of_kind(KERNEL, *COPIES)
-
-    @property
-    def launches(self) -> list[Event]:
-        """Calls that start kernels; a call of the runtime that the driver's call inside it repeats is one."""
-        found: dict[Any, Event] = {}
-        for i, event in enumerate(self.of_kind(*CALLS)):
-            if LAUNCH.search(event.name):
-                found.setdefault((i, None) if event.correlation is None else event.correlation, event)
-        return list(found.values())
-
-    @property
-    def operators(self) -> list[Event]:
-        """Operators of torch that no other operator called."""
-        found: list[Event] = []
-        ends: dict[Any, float] = {}
-        for event in sorted(self.of_kind("cpu_op"), key=lambda event: (event.start, -event.length)):
-            if "::" not in event.name or event.name.startswith("profiler::"):
-                continue
-            if event.start >= ends.get(event.lane, float("-inf")):
-                ends[event.lane] = event.end
-                found.append(event)
-        return found
-
-    def counts(self) -> Counts:
-        """Everything counted, once every kernel is held to its launch and every launch to what it started.
-
-        Raises:
-            Incomplete: an event is missing.
-        """
-        launches, kernels, operators = self.launches, self.of_kind(KERNEL), self.operators
-        launched, ran = ({event.correlation for event in events} for events in (launches, self.on_gpu))
-        orphans = [event.name for event in kernels if event.correlation not in launched]
-        unseen = [event.name for event in launches if event.correlation not in ran]
-        for what, names in (("kernels without a launch", orphans), ("launches without a kernel", unseen)):
-            if names:
-                raise Incomplete(f"the trace lacks events: {len(names)} {what}, the first {names[0][:100]!r}")
-        copies = len(self.of_kind(*COPIES))
-        return Counts(len(launches), len(kernels), copies, len(operators), *idle(self.on_gpu or operators), self)
+    kernels, copies = of(KERNEL), of(*COPIES)
+    # A call of the runtime and the driver's call inside it are one launch.
+    launches = {correlation(event): event for event in of(*CALLS) if LAUNCH.search(event["name"])}
+    ran = {correlation(event) for event in (*kernels, *copies)}
+    orphans = [event["name"] for event in kernels if correlation(event) not in launches]
+    unseen = [event["name"] for at, event in launches.items() if at not in ran]
+    for what, names in (("kernels without a launch", orphans), ("launches without a kernel", unseen)):
+        if names:
+            raise Incomplete(f"the trace lacks events: {len(names)} {what}, the first {names[0][:100]!r}")
+    operators = outermost(of("cpu_op"))
+    return Counts(len(launches), len(kernels), len(copies), len(operators), busy([*kernels, *copies] or operators))
 
 
-def idle(events: Sequence[Event]) -> tuple[float, float, tuple[Gap, ...]]:
-    """(busy, span, gaps) in µs; what runs at the same time is busy once."""
-    if not events:
-        return 0.0, 0.0, ()
-    busy, end, gaps = events[0].length, events[0].end, []
-    for before, event in itertools.pairwise(events):
-        gaps.append(Gap(max(0.0, event.start - end), before.length))
-        busy += max(0.0, event.end - max(end, event.start))
-        end = max(end, event.end)
-    return busy, end - events[0].start, tuple(gaps)
+def outermost(events: Iterable[Event]) -> list[Event]:
+    """Operators of torch that no other operator called."""
+    found: list[Event] = []
+    ends: dict[Any, float] = {}
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        torchs = "::" in event["name"] and not event["name"].startswith("profiler::")
+        if torchs and event["ts"] >= ends.get(event["tid"], float("-inf")):
+            ends[event["tid"]] = event["ts"] + event["dur"]
+            found.append(event)
+    return found
+
+
+def busy(events: Iterable[Event]) -> float:
+    """How long anything ran (µs); what runs at the same time is busy once."""
+    taken, end = 0.0, float("-inf")
+    for event in sorted(events, key=lambda event: event["ts"]):
+        over = event["ts"] + event["dur"]
+        taken += max(0.0, over - max(end, event["ts"]))
+        end = max(end, over)
+    return taken
 
 
 def has_gpu() -> bool:
@@ -203,7 +125,7 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def trace_events(run: Callable[[], object], **options: Any) -> list[dict[str, Any]]:
+def trace_events(run: Callable[[], object], **options: Any) -> list[Event]:
     """The events of one call in torch's Chrome trace, until the GPU is done.
 
     What is lazy in a first call is in the trace, too.  ``options`` are those of ``torch.profiler.profile``.
@@ -221,8 +143,8 @@ def trace_events(run: Callable[[], object], **options: Any) -> list[dict[str, An
         return list(json.loads(path.read_text())["traceEvents"])
 
 
-def traced(run: Callable[[], object]) -> Trace:
-    """The trace of the second of two calls: the profiler's own start makes the first launch of the first one slow."""
+def traced(run: Callable[[], object]) -> list[Event]:
+    """Of two calls the events of the second: the profiler's own start makes the first launch of the first one slow."""
 
     def twice() -> None:
         run()
@@ -230,9 +152,9 @@ def traced(run: Callable[[], object]) -> Trace:
         with torch.profiler.record_function(SECOND):
             run()
 
-    events = Trace.of(trace_events(twice)).events
-    start = next(event.start for event in events if event.name == SECOND)
-    return Trace([event for event in events if event.start >= start])
+    events = [event for event in trace_events(twice) if event.get("ph") == "X"]
+    start = next(event["ts"] for event in events if event["name"] == SECOND)
+    return [event for event in events if event["ts"] >= start]
 
 
 def counted(run: Callable[[], object], warmup: int = 3) -> Counts:
@@ -243,19 +165,18 @@ def counted(run: Callable[[], object], warmup: int = 3) -> Counts:
     """
     for _ in range(warmup):
         run()
-    seen: list[dict[str, int]] = []
-    said: list[str] = []
+    seen: list[str] = []
     for _ in range(MOST_TRACES):
         try:
-            counts = traced(run).counts()
+            counts = counts_of(traced(run))
         except Incomplete as error:
-            said.append(str(error))
+            seen.append(str(error))
             continue
-        if counts.numbers in seen:
+        numbers = ", ".join(f"{name} {count}" for name, count in asdict(counts).items() if name != "busy_us")
+        if numbers in seen:
             return counts
-        seen.append(counts.numbers)
-        said.append(", ".join(f"{name} {count}" for name, count in counts.numbers.items()))
-    raise Incomplete(f"no two of {MOST_TRACES} traces are whole and alike: {'; '.join(said)}")
+        seen.append(numbers)
+    raise Incomplete(f"no two of {MOST_TRACES} traces are whole and alike: {'; '.join(seen)}")
 
 
 def counted_apart(

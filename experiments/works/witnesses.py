@@ -24,14 +24,16 @@ from typing import Any
 import torch
 
 from experiments.child import ROOT
-from experiments.lab import Case, Row, Run
+from experiments.clock import Case
+from experiments.lab import Row, Run
 from experiments.works import weight
 from experiments.works.contenders import COPY
 from experiments.works.dispatch import Dispatched
 from experiments.works.fresh import chosen_device
-from experiments.works.trace import counted
 
 Call = Callable[[], Any]
+#: Names of ways.
+EAGER, BY_COMPILER = "eager", "torch.compile"
 #: Another order of sums is off by less, in units of the largest number.
 WRONG = 1e-2
 #: Bytes that DRAM gave, and sectors (32 bytes) that processors handed to the L2: what the L2 still holds when a kernel
@@ -95,7 +97,7 @@ def witnessed(run: Run, module: str, works: Works) -> Iterator[Row]:
 
 def by_torch(way: Way, unit: int, device: torch.device) -> tuple[Call, Row]:
     """A way, called a few times; its bytes by the model, where it is not the compiler's choice, and by Inductor; its
-    kernels, on a CPU operators."""
+    kernels by Inductor, or its operators."""
     with inductor() if way.compiled else contextlib.nullcontext(Row()) as found:
         call = way.make()
         for _ in range(3):
@@ -105,8 +107,6 @@ def by_torch(way: Way, unit: int, device: torch.device) -> tuple[Call, Row]:
         with Dispatched() as operators:
             call()
         model, kernels = operators.bytes, operators.by_name.total()
-    if device.type == "cuda":
-        kernels = counted(call).kernels
     return call, {
         "model": model, "inductor": found.get("bytes"), "kernels": kernels, "extra": weight.extra(call, device),
     }  # fmt: skip
@@ -159,7 +159,7 @@ def of_hardware(run: Run, module: str) -> dict[str, Row]:
 
 
 def counts(report: Sequence[str], names: Sequence[str]) -> dict[str, Row]:
-    """Of ``ncu``'s report the bytes behind each mark: read and written (``ncu``), and read (``ncu_read``).
+    """Of ``ncu``'s report what is behind each mark: kernels, bytes read and written (``ncu``), and read (``ncu_read``).
 
     Raises:
         RuntimeError: not each name has its mark, as where counters may not be read; with what ``ncu`` says.
@@ -167,11 +167,12 @@ def counts(report: Sequence[str], names: Sequence[str]) -> dict[str, Row]:
     groups: list[Row] = []
     for row in csv.DictReader(line for line in report if line.startswith('"')):  # others are ncu's own
         if MARK in row["Kernel Name"]:
-            groups.append({"ncu": 0, "ncu_read": 0})
+            groups.append({"ncu": 0, "ncu_read": 0, "kernels": 0})
         elif row["ID"] and groups:  # the line of units has none
             read, sectors = (round(float(row[metric].replace(",", ""))) for metric in (READ, SECTORS))
             groups[-1]["ncu"] += read + 32 * sectors
             groups[-1]["ncu_read"] += read
+            groups[-1]["kernels"] += 1
     if len(groups) != len(names):
         errors = " ".join(line for line in report if line.startswith("==ERROR=="))
         raise RuntimeError(f"{len(names)} ways were called, {len(groups)} have their mark. {errors[:300]}")

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from experiments.overlap.loader import MODELS_STREAM, OWN, copies
 
 from experiments.child import only
 from experiments.overlap.iteration import HIDDEN, maker, timed
-from experiments.overlap.loader import MODELS_STREAM, OWN, copies
 from experiments.works.training import Load, Mark, Training
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda

@@ -8,21 +8,21 @@ import pytest
 import torch
 from ladder_rows import CPU, clocks
 
-from experiments.lab import Case, Row, Rows, Run
+from experiments.clock import Case
+from experiments.lab import Row, Rows, Run
 from experiments.ladder import counts, pareto, trucks
+from experiments.ladder.counts import DEFAULT, LIST, OPERATIONS, Limits
 from experiments.launch import saturation
 from experiments.paging import link
-from experiments.step import captured_step, close_to_a_copy, cpu_step, in_8_bits, in_16_bits
+from experiments.step import clip_and_scale, close_to_a_copy, cpu_step
 from experiments.vertical import roofline
-from experiments.works import contenders, fusible, paged
+from experiments.vertical.traffic import ADAMW, NORM, ONCE, RULE, RULES, TWICE, WORKS
+from experiments.works import contenders, paged
 from experiments.works import link as works_link
-from experiments.works.batching import Limits
 from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
 from experiments.works.dispatch import operands
-from experiments.works.fusible import ADAMW, BY_COMPILER, EAGER, LIST, NORM, ONCE, RULE, RULES, TWICE
 from experiments.works.models import Work
-from experiments.works.rungs import DEFAULT, OPERATIONS
-from experiments.works.rungs import LIST as ONE_LIST
+from experiments.works.witnesses import BY_COMPILER, EAGER
 
 #: An update reads the gradient, and reads and writes the parameter and both moments.
 FLOAT32 = 4 + 4 + 4 + 2 * (4 + 4)
@@ -68,7 +68,7 @@ def test_torchs_steps_move_the_bytes_of_their_formats() -> None:
     assert close_to_a_copy.TORCH_MOVES == BFLOAT16
     assert {Work("any", [(2, 3)]).bytes_each, *(work.bytes_each for work in cpu_step.works(True))} == {FLOAT32}
     assert paged.FULL.bytes_each == paged.QUICK.bytes_each == FLOAT32
-    assert in_8_bits.MOVED == INT8 == 16.0625
+    assert close_to_a_copy.MOVED == INT8 == 16.0625
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,9 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cpu_step, "pairs", lambda run, one, other: {})
     run.options.threads = [1]
     assert {row["bytes"] for row in cpu_step.measure(run)} == {40 * 28}
-    monkeypatch.setattr(in_16_bits, "gpt2_shapes", lambda *_: [(4, 8), (8,)])
-    assert {row["bytes"] for row in in_16_bits.measure(run)} == {40 * 14} == {operands(run.cases[COPY].run)}
+    monkeypatch.setattr(close_to_a_copy, "gpt2_shapes", lambda *_: [(4, 8), (8,)])
+    run.part = "in_16_bits"
+    assert {row["bytes"] for row in close_to_a_copy.measure(run)} == {40 * 14} == {operands(run.cases[COPY].run)}
     monkeypatch.setattr(pareto, "works", lambda run: {"small": small})
     assert pareto.about(run, "small", CONTENDERS[FUSED])["bytes"] == 40 * 28
 
@@ -118,12 +119,12 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
 def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
     run, small = Watched(), Work("small", [(4096,)])
-    rows = Rows(in_8_bits.resident(run, small, CPU))
+    rows = Rows(close_to_a_copy.resident(run, small, CPU))
     #: 12 bytes of parameter and gradient; of two moments codes, and 16 scales; read and written.
     int8 = 12 * 4096 + 2 * 2 * (4096 + 16 * 4)
     assert rows.number("bytes", case=OURS) == 28 * 4096
     assert {row["bytes"] for row in rows if row["case"] != OURS} == {int8} == {operands(run.cases[COPY].run)}
-    away = Rows(in_8_bits.in_a_file(Watched(), small))
+    away = Rows(close_to_a_copy.in_a_file(Watched(), small))
     assert away.number("bytes", case=OURS) == 2 * (4 + 4) * 4096
     assert {row["bytes"] for row in away if row["case"] != OURS} == {2 * 2 * (4096 + 16 * 4)}
 
@@ -131,7 +132,7 @@ def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.Monke
 def test_two_moments_are_eight_bytes() -> None:
     assert paged.STATE_BYTES == 2 * 4
     assert paged.Problem(Watched()).state_bytes == 16 * 512 * 512 * 8
-    assert in_8_bits.BITS_8 == 2 * (1 + 4 / 256)
+    assert close_to_a_copy.BITS_8 == 2 * (1 + 4 / 256)
 
 
 def test_a_kernel_over_rows_reads_and_writes_each_float() -> None:
@@ -148,7 +149,7 @@ def test_a_kernel_over_rows_reads_and_writes_each_float() -> None:
 DUE: dict[str, dict[str, int]] = {
     ONCE: {COPY: 8, EAGER: 8, BY_COMPILER: 8, RULE: 8},
     TWICE: {COPY: 8, EAGER: 8 + 8, BY_COMPILER: 8, RULE: 8, RULES: 8 + 8},
-    NORM: {COPY: 8, EAGER: 8 + 8, BY_COMPILER: 8, LIST: 8},
+    NORM: {COPY: 8, EAGER: 8 + 8, BY_COMPILER: 8},
     # mul 8, lerp 12, mul 8, addcmul 12, sqrt 8, div 8, add 8, addcdiv 16.
     ADAMW: {COPY: 28, LOOP: 80, FOREACH: 80, FUSED: 28, COMPILED: 28, OURS: 28},
 }
@@ -156,7 +157,7 @@ DUE: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("work", DUE)
 def test_what_is_fused_must_move_what_its_kernels_read_and_write(work: str) -> None:
-    unit, ways = fusible.WORKS[work](CPU, True)
+    unit, ways = WORKS[work](CPU, True)
     assert {name: way.due for name, way in ways.items()} == DUE[work]
     assert unit == {ONCE: 1 << 14, TWICE: 1 << 14, NORM: 16 * 256, ADAMW: 3 * 64 * 64}[work]
     for name in (COPY, EAGER) if EAGER in ways else (COPY, FUSED):
@@ -202,17 +203,17 @@ class Wire:
 
 def test_the_link_moves_the_bytes_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is of 1,000 bytes; in place twice as many are read and written; so many does a copy on the device."""
-    for module in (link, in_8_bits):
+    for module in (link, close_to_a_copy):
         monkeypatch.setattr(module, "Link", Wire)
     run = Watched()
     moved = {row["what"]: row["moved"] for row in link.measure(run) if row["kind"] == link.CEILING}
     assert moved == {"up": 1000, "down": 1000, "both ways": 2000, "plain kernel in place": 4000, "HBM copy": 4000}
     assert operands(run.cases[link.HBM].run) == moved[link.HBM]
-    for module in (in_8_bits, paged):
+    for module in (close_to_a_copy, paged):
         monkeypatch.setattr(module, "QUICK", Work("small", [(4096,)]))
     monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
-    known = {row["case"]: row["bytes"] for row in in_8_bits.away(run)}
-    assert (known.pop(in_8_bits.BOTH_WAYS), known.pop(works_link.IN_PLACE)) == (2000, 4000)
+    known = {row["case"]: row["bytes"] for row in close_to_a_copy.away(run)}
+    assert (known.pop(close_to_a_copy.BOTH_WAYS), known.pop(works_link.IN_PLACE)) == (2000, 4000)
     assert set(known.values()) == {2 * 2 * (4096 + 16 * 4)}, "codes and scales of two moments, up and down"
 
 
@@ -234,11 +235,10 @@ SMALL = Limits((110, 64, 48, 36, 30), (320,) * 5, (96, 64, 48, 36, 30), 65536)
 #: Launches over 1,000 tensors: as many kernels as the operation has, or lists of 110, 64, 48 and 36 tensors a launch
 #: (with a scalar each 96, of three lists 48).
 LAUNCHES = {
-    "add": {LOOP: 1000, FOREACH: 16, ONE_LIST: 1},
-    "SGD": {LOOP: 1000, FOREACH: 16, FUSED: 16, DEFAULT: 16, ONE_LIST: 1},
-    "SGD with momentum": {LOOP: 3000, FOREACH: 10 + 16 + 16, FUSED: 21, DEFAULT: 42, ONE_LIST: 1},
+    "add": {LOOP: 1000, FOREACH: 16, LIST: 1},
+    "SGD": {LOOP: 1000, FOREACH: 16, FUSED: 16, DEFAULT: 16, LIST: 1},
     "AdamW": {
-        LOOP: 8000, FOREACH: 10 + 16 + 10 + 21 + 16 + 11 + 10 + 21, FUSED: 28 + 10, DEFAULT: 115, ONE_LIST: 1,
+        LOOP: 8000, FOREACH: 10 + 16 + 10 + 21 + 16 + 11 + 10 + 21, FUSED: 28 + 10, DEFAULT: 115, LIST: 1,
     },
 }  # fmt: skip
 
@@ -251,10 +251,9 @@ def test_an_operation_launches_what_is_counted_by_hand(operation: Any) -> None:
 
 #: Operators over 5 tensors on a CPU: torch counts steps of AdamW in a tensor for each, and in one call for all.
 OPERATORS = {
-    "add": {LOOP: 5, FOREACH: 1, ONE_LIST: 0},
-    "SGD": {LOOP: 5, FOREACH: 1, FUSED: 1, DEFAULT: 5, ONE_LIST: 0},
-    "SGD with momentum": {LOOP: 15, FOREACH: 3, FUSED: 1, DEFAULT: 15, ONE_LIST: 0},
-    "AdamW": {LOOP: 45, FOREACH: 9, FUSED: 2, DEFAULT: 45, ONE_LIST: 0},
+    "add": {LOOP: 5, FOREACH: 1, LIST: 0},
+    "SGD": {LOOP: 5, FOREACH: 1, FUSED: 1, DEFAULT: 5, LIST: 0},
+    "AdamW": {LOOP: 45, FOREACH: 9, FUSED: 2, DEFAULT: 45, LIST: 0},
 }
 
 
@@ -275,6 +274,6 @@ def test_queued_steps_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     def spend(us: float) -> None:
         now[0] += us / 1e6
 
-    monkeypatch.setattr(captured_step.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(clip_and_scale.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: spend(50.0))
-    assert captured_step.mean_of_queued(lambda: spend(7.0)) == pytest.approx(7.5)
+    assert clip_and_scale.mean_of_queued(lambda: spend(7.0)) == pytest.approx(7.5)

@@ -48,17 +48,20 @@ def test_numbers_have_three_digits_and_counts_all() -> None:
 
 def test_the_worst_row_decides_a_bar() -> None:
     page = Page("question")
-    page.bar("bar", ROWS, "wall", at_most=1)
-    page.bar("bar", ROWS, "wall", at_least=1)
-    page.bar("bar", ROWS.where(way="b"), "gpu", at_least=1)
-    page.bar("bar", ROWS.where(way="c"), len, at_least=1)
-    page.bar("bar", ROWS, lambda rows: (1.0, " (here)"), at_most=2)
+    page.bar("bar", ROWS, "wall", "≤ 1 µs")
+    page.bar("bar", ROWS, "wall", "≥ 1.5 µs")
+    page.bar("bar", ROWS.where(way="b"), "gpu", "≥ 1")
+    page.bar("bar", ROWS.where(way="c"), len, "≥ 1")
+    page.bar("bar", ROWS, lambda rows: (1.0, " (here)"), "≤ 1,048,576 B")
     assert [(bar.title, bar.measured) for bar in page.bars] == [
         ("bar", 1234), ("bar", 5), ("bar", None), ("bar", None), ("bar (here)", 1.0),
     ]  # fmt: skip
-    for limits in ({}, {"at_least": 1, "at_most": 2}):
-        with pytest.raises(TypeError, match="give at_least or at_most"):
-            page.bar("bar", ROWS, "wall", **limits)
+    assert [(bar.limit, bar.unit, bar.at_least) for bar in page.bars[1::3]] == [
+        (1.5, "µs", True),
+        (1_048_576, "B", False),
+    ]
+    with pytest.raises(ValueError, match="the limit is '< 2'; give one as"):
+        page.bar("bar", ROWS, "wall", "< 2")
 
 
 def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:

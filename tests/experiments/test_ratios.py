@@ -8,17 +8,16 @@ import pytest
 from experiment_runs import asked
 from ladder_rows import clocks
 
-from experiments.copies import on_device
-from experiments.lab import Row, Rows, series
+from experiments.clock import series
+from experiments.lab import Row, Rows
 from experiments.launch import puzzlers, replays
-from experiments.paging import bytes, rivals, sweep
-from experiments.step import captured_step, clip_and_scale, close_to_a_copy, codes, fsdp2, in_8_bits, sixteen_bits
+from experiments.paging import rivals, sweep
+from experiments.step import clip_and_scale, close_to_a_copy, codes, fsdp2, sixteen_bits
 from experiments.vertical import roofline, spill
 from experiments.works import link
 from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
 from experiments.works.first_steps import COLD
-from experiments.works.fusible import BY_COMPILER, EAGER
-from experiments.works.slices import SPLIT
+from experiments.works.witnesses import BY_COMPILER, EAGER
 
 
 def one(us: float, clock: str = "wall") -> dict[str, Any]:
@@ -26,7 +25,7 @@ def one(us: float, clock: str = "wall") -> dict[str, Any]:
 
 
 def queued(case: str, wall: float, gpu: float, each: float) -> Row:
-    return {"work": captured_step.GPT2, "case": case, **clocks(wall, gpu), "queued": one(each)}
+    return {"work": clip_and_scale.IN_GRAPHS, "case": case, **clocks(wall, gpu), "queued": one(each)}
 
 
 def step(case: str, gpu: float, nbytes: int = 28_000, **about: Any) -> Row:
@@ -84,14 +83,14 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
     "a replay that waits 60 µs is held to 1.05 x 40 + 15": (
         "captured_step",
         [queued(OURS, 100, 40, 90), queued(FUSED, 600, 50, 90), queued(GRAPH, 120, 50, 80),
-         queued(captured_step.CAPTURED, 60, 41, 57)],
-        {"case": captured_step.CAPTURED},
+         queued(clip_and_scale.CAPTURED, 60, 41, 57)],
+        {"case": clip_and_scale.CAPTURED},
         {"of_kernel": 57 / 57, "of_fused": 10, "of_graph": 0.5, "queued_of_graph": 57 / 80},
     ),
     "state in 8 bits": (
         "in_8_bits",
-        [in_8(OURS, 150, 28_000), in_8(in_8_bits.NEAREST, 100), in_8(in_8_bits.RIVAL, 400), in_8(COPY, 75)],
-        {"case": in_8_bits.NEAREST},
+        [in_8(OURS, 150, 28_000), in_8(close_to_a_copy.NEAREST, 100), in_8(close_to_a_copy.RIVAL, 400), in_8(COPY, 75)],
+        {"case": close_to_a_copy.NEAREST},
         {"share": 75, "over_rival": 4, "over_fp32": 1.5, "rate": 16_000 / 100e-6 / 1e9, "ms": 0.1},
     ),
     "two seeds, and float32 at the same rate": (
@@ -130,19 +129,12 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"code": codes.OURS, "decay": 0.99},
         {"of_rival": 0.25, "of_nine": 2, "half": 1, "off": 2, "remembers": 100, "allowed": "yes"},
     ),
-    "a list of pieces beside calls and foreach": (
-        "on_device",
-        [{"what": on_device.MANY, "size": 10, "bytes": 240, "case": case, **clocks(us)}
-         for case, us in ((on_device.OURS, 10), (on_device.ENGINE, 30), (on_device.FOREACH, 20))],
-        {"case": on_device.OURS},
-        {"of_calls": 3, "of_foreach": 2, "rate": 240 / 10e-6 / 1e9},
-    ),
     "a call of slices": (
         "puzzlers",
-        [{"of": "way", "batch": 1024, "device": "cuda", "case": case, "kernels": kernels, "trace": "x", **clocks(us)}
+        [{"of": "way", "batch": 1024, "device": "cuda", "case": case, "kernels": kernels, **clocks(us)}
          for case, kernels, us in ((puzzlers.SPLIT, 38, 300), (puzzlers.COMBINED, 5, 100), (puzzlers.LIST, 4, 50))],
         {"case": puzzlers.SPLIT},
-        {"off": 2, "faster": 1, "of_combined": 3, "a100": "36 / 1,613"},
+        {"off": 2, "faster": 1, "of_combined": 3},
     ),
     "a replay": (
         "replays",
@@ -150,9 +142,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
          for mode, kernels, us in ((replays.EAGER, 36, 300), (replays.REPLAY, 35, 60))],
         {"mode": replays.REPLAY},
         {"off": 1, "faster": 5},
-    ),
-    "both directions of the link": (
-        "bytes", [{"kind": bytes.STEP, "must": 100, "up": 110, "down": 130}], {}, {"of_must": 1.2},
     ),
     "a rival that takes three times as long": (
         "rivals",
@@ -187,7 +176,7 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
     ),
     "a clipped step beside a copy of its bytes and torch's": (
         "clip_and_scale",
-        [clipped(OURS, 107), clipped(COPY, 100), clipped(clip_and_scale.TORCH, 214)],
+        [clipped(OURS, 107), clipped(COPY, 100), clipped(FUSED, 214)],
         {"case": OURS},
         {"of_copy": 1.07, "of_torch_wall": 0.5},
     ),
@@ -202,9 +191,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         [step(OURS, 100) | {"wall": one(500)}, step(FUSED, 160) | {"gpu": None, "wall": one(5000)}],
         {"case": FUSED},
         {"of_ours": 10, "clock": "wall"},
-    ),
-    "36 kernels of 2 µs in a call of 360": (
-        "gaps", [{"case": SPLIT, "kernels": 36, **clocks(360, 72)}], {}, {"each": 2, "exposed": 8, "waits": 80},
     ),
     "16 slices beside one": (
         "saturation",

@@ -14,14 +14,13 @@ from experiments.__main__ import run
 from experiments.lab import Table
 
 #: Toys of no more than two seconds.
-SHORT = ("eager", "leaks", "owners", "refresh", "norms", "counts", "effort", "link")
+SHORT = ("eager", "owners", "counts")
 #: Questions that compile CUDA, without a GPU, too.
-WITH_NVRTC = ("caches", "spill")
+WITH_NVRTC = ("spill",)
 ON_CPU = [
     pytest.param(experiment, name, id=name, marks=() if name in SHORT else pytest.mark.long)
     for experiment in kept.every()
-    for name, module in experiment.questions.items()
-    if not getattr(module, "NEEDS_GPU", False)
+    for name in experiment.on("cpu")
 ]
 
 
@@ -47,4 +46,4 @@ def test_what_needs_a_gpu_is_left_out_on_a_cpu(tmp_path: Path, capsys: pytest.Ca
     paged = kept.find("paged_state")
     assert paged
     assert run(paged[0], "link", ["--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert "link, sweep, graph, rivals, driver, hidden, memory, spike, bytes: need a GPU" in capsys.readouterr().out
+    assert "link, sweep, graph, rivals, memory: need a GPU" in capsys.readouterr().out

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from experiments.lab import Case, Page, Row, Rows, Run
+from experiments.clock import Case
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Lines
 
 
@@ -38,7 +39,6 @@ def report(page: Page, rows: Rows) -> None:
     page.table("{way}", rows, {"length": "length", "µs": "wall", "double": "double"}, by=("way",))
     page.grid("grid", rows, "way", "length", "wall", "pieces")
     page.say(f"- {len(rows)} pieces", "answer")
-    page.detail.say("in detail")
     page.picture("lengths", rows, [Lines(title="wall", x="length", y="wall", each="way")])
-    page.bar("long enough", rows.where(way="cut"), "double", at_least=100, unit="m")
-    page.bar("slow", rows.where(way="glued"), "wall", at_most=1e9)
+    page.bar("long enough", rows.where(way="cut"), "double", "≥ 100 m")
+    page.bar("slow", rows.where(way="glued"), "wall", "≤ 1000000000.0")

@@ -8,8 +8,8 @@ from gpu_support import launching
 
 from experiments.vertical import roofline, spill
 from experiments.vertical.spill import registers
-from experiments.works import fusible
-from experiments.works.fusible import EAGER, LIST, NORM, ONCE, OTHERS, RULE, RULES, TWICE
+from experiments.vertical.traffic import LIST, NORM, ONCE, OTHERS, RULE, RULES, TWICE, WORKS
+from experiments.works.witnesses import EAGER
 
 pytestmark = launching()
 #: What torch.compile makes takes seconds, and is torch's.
@@ -23,7 +23,7 @@ def device() -> torch.device:
 
 @pytest.mark.parametrize(("work", "name"), WAYS)
 def test_a_way_gives_the_numbers_of_eager(work: str, name: str, device: torch.device) -> None:
-    _, ways = fusible.WORKS[work](device, True)
+    _, ways = WORKS[work](device, True)
     found, exact = ways[name].make()(), ways[EAGER].make()()
     torch.testing.assert_close(found.flatten(), exact.flatten())
 

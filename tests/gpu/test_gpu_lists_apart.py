@@ -1,4 +1,4 @@
-"""Lists and what they name on a GPU: hazards in processes of their own, tables in flight, copies of every way."""
+"""Lists and what they name on a GPU: hazards in processes of their own, copies of every way."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from gpu_support import launching
 from ladder_rows import quick_run
 
-from experiments.copies import addresses, direction, on_device, peer, size, small
+from experiments.copies import kinds, peer, size
+from experiments.copies.kinds import DEVICE, MANAGED, PINNED, REGISTERED
 from experiments.lab import Rows, Run
-from experiments.lifetime import hazards, owners, tables
-from experiments.works.held_lists import BARE, OURS, OURS_GRAPH, TORCH_GRAPH
-from experiments.works.memory_kinds import DEVICE, MANAGED, PINNED, REGISTERED
-from experiments.works.mishaps import CRASH, FOLLOWED, HARMS, KEPT, REFUSED
+from experiments.lifetime import hazards
+from experiments.lifetime.hazards import BARE, CRASH, FOLLOWED, HARMS, KEPT, OURS, OURS_GRAPH, REFUSED, TORCH_GRAPH
+from experiments.works import list_copy
 
 pytestmark = launching()
 
@@ -44,28 +44,18 @@ def test_what_becomes_of_a_hazard(hazard: str, way: str, outcome: str) -> None:
     assert row["outcome"] == outcome, row
 
 
-@pytest.mark.exclusive
-def test_no_list_of_ours_is_changed_before_its_kernel_has_run() -> None:
-    run = run_on_a_gpu()
-    rows = Rows(tables.measure(run))
-    assert run.left_out == []
-    assert {row["found"] for row in rows.where(who=OURS)} == {tables.RIGHT}
-    assert rows.first(where="struct, by value")["found"] == tables.RIGHT  # type: ignore[index]
-    assert rows.first(where="mapped, read in place")["found"] == tables.OTHER  # type: ignore[index]
-
-
 def test_copies_of_bare_addresses_are_the_originals() -> None:
-    rows = Rows(owners.used("cuda:0"))
-    assert {row["updates"] for row in rows.where(holder=BARE)} == {owners.ORIGINAL}
-    assert owners.ORIGINAL not in {row["updates"] for row in rows.where(holder="PagedSGD", how="deepcopy")}
+    rows = Rows(hazards.used("cuda:0"))
+    assert {row["updates"] for row in rows.where(holder=BARE)} == {hazards.ORIGINAL}
+    assert hazards.ORIGINAL not in {row["updates"] for row in rows.where(holder="PagedSGD", how="deepcopy")}
 
 
-@pytest.mark.parametrize("make", [*on_device.WAYS.values()])
+@pytest.mark.parametrize("make", [list_copy.one_by_one, list_copy.in_torch, list_copy.over_a_list])
 def test_every_way_copies_every_byte(make: Any) -> None:
     """Of one large tensor, of tiny ones, and of sizes that loads of 16 bytes do not divide."""
     for sources in ([torch.rand(100_003, device="cuda")], list(torch.rand(300, 8, device="cuda")[:, :6].unbind())):
         targets = [torch.empty_like(t) for t in sources]
-        on_device.checked(make(sources, targets), sources, targets)
+        list_copy.checked(make(sources, targets), sources, targets)
 
 
 def test_a_large_copy_is_whole() -> None:
@@ -75,28 +65,20 @@ def test_a_large_copy_is_whole() -> None:
 
 @pytest.mark.parametrize("kind", [PINNED, REGISTERED, MANAGED])
 def test_both_sides_have_one_number(kind: str) -> None:
-    row = addresses.in_children(kind)
+    row = kinds.addressed(kind)
     assert (row["same"], row["seen"]) == (True, True)
-    assert (row["cpu_reads"], row["gpu_reads"]) == (addresses.RIGHT, addresses.RIGHT)
+    assert (row["cpu_reads"], row["gpu_reads"]) == (kinds.RIGHT, kinds.RIGHT)
 
 
 def test_the_cpu_may_not_follow_an_address_of_the_device() -> None:
-    row = addresses.in_children(DEVICE)
-    assert (row["cpu_reads"], row["gpu_reads"]) == (addresses.MAY_NOT, addresses.RIGHT)
+    row = kinds.addressed(DEVICE)
+    assert (row["cpu_reads"], row["gpu_reads"]) == (kinds.MAY_NOT, kinds.RIGHT)
 
 
 def test_a_copy_without_a_direction_is_right() -> None:
-    rows = Rows(direction.every_pair(direction.NONE, "none"))
-    wrong = [row for row in rows if row["outcome"] != direction.RIGHT and "range" not in row["source"] + row["target"]]
+    rows = Rows(kinds.every_pair(kinds.NONE, "none"))
+    wrong = [row for row in rows if row["outcome"] != kinds.RIGHT and "range" not in row["source"] + row["target"]]
     assert wrong == []
-
-
-@pytest.mark.exclusive
-def test_a_short_copy_from_pageable_memory_waits_in_torch() -> None:
-    device = torch.device("cuda", 0)
-    found = {name: small.returns(call, device) for name, call in small.ways(64, device).items()}
-    assert found["torch, pageable"] is False
-    assert found["torch, pinned, non_blocking"] is True
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Run, series
+from experiments.clock import series
+from experiments.lab import Run
 
 CPU = torch.device("cpu")
 

@@ -1,5 +1,7 @@
 """Three drawings of how it works, as SVG: the pointer list, pages and their ring, and what a step launches.
 
+    PYTHONPATH=. python scripts/drawings.py
+
 Numbers in them are the code's own: a table's words, a plan of visits, and counts of launches that are kept.
 """
 
@@ -9,8 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from experiments.kept import NOTES
+from experiments.ladder.counts import LIST
 from experiments.lecture.page import Results
-from experiments.works.rungs import FOREACH, FUSED, LIST, LOOP
+from experiments.works.contenders import FOREACH, FUSED, LOOP
 from pagedopt import PagedAdamW
 from pagedopt.paging.policy import SLOTS, schedule
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Update, plan
@@ -192,11 +195,14 @@ def launches(count: int = 10, more: int = 1000) -> str:
 DRAWINGS = {"pointer_list": pointer_list, "pages": pages, "launches": launches}
 
 
-def main() -> int:
+def main() -> None:
     """Write all drawings."""
     FOLDER.mkdir(exist_ok=True)
     for name, draw in DRAWINGS.items():
         path = FOLDER / f"{name}.svg"
         path.write_text(draw())
         print(f"drawn: {path}")
-    return 0
+
+
+if __name__ == "__main__":
+    main()
