@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 from calls import calls
-from clipped import params_of
 from gpu_support import DEVICES
-from quick_steps import compiled_alone, nothing_is_queued
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from tests.acts import nothing
+from tests.optim.clipped import params_of
+from tests.optim.quick_steps import compiled_alone, nothing_is_queued
 from tests.specs import BY_STATE
 from tests.world import (
     INT8,
