@@ -245,7 +245,8 @@ def report(page: Page, rows: Rows) -> None:
     page.table(title, training, {"parameters": "case", "loss": formatted("loss", "{:.4f}"), "seeds": "seeds",
         "from least to most": formatted("spread", "{:.4f}"), "more than float32": formatted("behind", "{:+.4f}"),
         "moved": percent("moved"), "from float32's": percent("apart")}, by=("lr",))  # fmt: skip
-    page.table("A step of 268 M parameters, {what}", timed, {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+    page.table("A step of 268 M parameters, {what}", timed, {
+        "step": "case", "ms": ms("time"), "of a copy": percent("share"),
         "÷ the link's time": ratio("of_link"), "error": error(), "by": "clock"}, by=("what",))  # fmt: skip
     page.picture("sixteen-bits", training, LOSSES, "Only rounding to nearest loses what a low rate teaches")
     page.picture("sixteen-bits-steps", rows.where(what="step"), TIMES, "A step, and a copy of 26 bytes (dashed)")
