@@ -177,10 +177,10 @@ TIMED = {"kind": TIME, "case": STEP}
 
 SAID: dict[str, Column] = {
     "way": "way",
-    "GB/s, all away": "rate",
+    "GB/s, all on the host": "rate",
     "of the ceiling": percent("of_ceiling"),
     "worst ÷ line": "worst",
-    "all near, over device": percent("near", "{:+.1f} %"),
+    "all on the device, over device": percent("near", "{:+.1f} %"),
     "bits": "bits",
 }
 
