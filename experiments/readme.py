@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from experiments.kept import KEPT, ROOT, fill, markdown
 from experiments.lab import Row, Rows, best, ms, number, number_in, over
 from experiments.lecture.page import Results
-from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
@@ -186,38 +185,6 @@ def alone(plan: Estimate) -> int:
     return plan.near_bytes - plan.grad_bytes
 
 
-def options(results: Results) -> str:
-    """Steps without and with state in 8 bits, a CUDA graph, and the update under the next forward; each of one run."""
-    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident")
-    graph = asked(results, "captured_step.captured_step").where(tensors=1000)
-    forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
-    cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
-        ('`state_format="int8"`', f"a step over 268 M parameters ({gpu(results, 'in_8_bits')})", "int8", eight, "wall",
-         {"case": OURS}, {"case": STOCHASTIC}),
-        ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
-         {"case": OURS}, {"case": CAPTURED}),
-        *(("`optimizer.attach(model)`", f"an iteration of a GPT of 1.56 B parameters, state in {state} on the host",
-           "hiding", forward.where(state=state), "time", {"way": EXPOSED}, {"way": HIDDEN})
-          for state in ("float32", "bfloat16", "int8")),
-    ]  # fmt: skip
-    lines = []
-    for option, what, note, rows, column, *ways in cases:
-        pair = [rows.where(**where)[0] for where in ways]
-        sizes = [number(gib_of_state(row)) if note == "int8" else "the same" for row in pair]
-        times = [number(ms(column)(row)) for row in pair]
-        lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
-    titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
-    return (
-        f"{markdown(titles, lines)}\n\nRows come from separate runs ({gpu(results)} unless named), so times may differ "
-        "from the tables above."
-    )
-
-
-def gib_of_state(row: Row) -> float:
-    """Of AdamW, by the format that a contender of ``in_8_bits`` has."""
-    return float(row["numel"] * (8 if row["case"] == OURS else BITS_8)) / 2**30
-
-
 def numbers(results: Results) -> str:
     """The front page's table: a full fine-tune in one run, with its card, date and versions."""
     rows = asked(results, "seven_billion.seven_billion").where(card="", ended=None, numel=WITHIN["numel"])
@@ -373,5 +340,5 @@ def gpu(results: Results, experiment: str = "paged_state") -> str:
 #: Page, below the root → what makes its blocks.
 PAGES: dict[str, Sequence[Callable[[Results], str]]] = {
     "README.md": (numbers,),
-    "notes/usage.md": (seven_billion, options, memory_and_time, resident, link),
+    "notes/usage.md": (seven_billion, memory_and_time, resident, link),
 }
