@@ -176,7 +176,7 @@ class Sweep:
         if ready is None:
             ready = self.ready(steps)
         if steps is WHOLE and self._on_cpu:  # as in most steps: without generators
-            self._launch_on_cpu({None: ready})(None)
+            self._walk({None: ready}, None)
         else:
             for _ in self.passes(steps, mover, ready):
                 pass
@@ -202,20 +202,16 @@ class Sweep:
         self.table.host.set_scalars(sets)
 
     def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, walks: Any) -> Iterator[None]:
-        return passes(steps, self._launch_on_cpu({None: walks} if steps is WHOLE else walks), mover)
+        return passes(steps, functools.partial(self._walk, {None: walks} if steps is WHOLE else walks), mover)
 
-    def _launch_on_cpu(self, walks: Any) -> Callable[[Span | None], None]:
-        """Return the function that updates a span."""
-
-        def launch(span: Span | None) -> None:
-            walk, team = walks[span]
-            self.begun = True  # set here: from now on only the update itself can fail
-            walk()
-            self.launches += 1
-            if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
-                team.check()
-
-        return launch
+    def _walk(self, walks: Any, span: Span | None) -> None:
+        """Update a span."""
+        walk, team = walks[span]
+        self.begun = True  # set here: from now on only the update itself can fail
+        walk()
+        self.launches += 1
+        if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
+            team.check()
 
     def _passes_on_cuda(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
@@ -242,7 +238,7 @@ class Sweep:
             known: kept by the caller while table, kernel and stream stay; filled here.
         """
         if self._on_cpu:
-            return self._launch_on_cpu(ready)
+            return functools.partial(self._walk, ready)
         lent = self.transport.lend(self.table.host, stream)
 
         def launch(span: Span | None) -> None:
@@ -294,12 +290,12 @@ class Sweep:
                 kernel = cpu.kernel(self.rule, self.formats, self.factor is not None)
                 self._kernel = threads > 1, kernel
             if steps is WHOLE:
-                return cpu.whole(kernel, self.table.host, threads)
+                return cpu.walks(kernel, self.table.host, threads)[None]
             spans = []
             for action in steps:
                 if type(action) is Update:
                     spans.append(action.span)
-            return cpu.walks(kernel, self.table.host, spans, threads)
+            return cpu.walks(kernel, self.table.host, threads, spans)
         kind = self.transport.kind(self.table.host)
         by, kernel = self._kernel
         if by != kind:

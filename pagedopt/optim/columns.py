@@ -52,7 +52,8 @@ def state_columns(
     found: dict[str, StateColumn] = {}
     for name in names:
         form = optimizer.format_of(name, p, group)
-        found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
+        for key, column in columns_of(form, name, p.dtype).items():
+            found[key] = StateColumn(name, form, column)
     own = optimizer.form_of(p)
     if own is not None and (rest := own.remainder) is not None:
         found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)

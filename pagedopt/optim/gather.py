@@ -22,7 +22,6 @@ from ..tables.tensors import (
     is_partial,
     is_sharded,
     local,
-    local_grad,
     misfit,
     placement_of,
     same_layout,
@@ -147,6 +146,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
     """
     found: list[Member] = []
     waiting: list[int] = []
+    params: list[torch.Tensor] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
     rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
@@ -160,6 +160,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
             )
     columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
+        params.append(p)
         if only is not None and group_index != only:
             continue
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
@@ -189,9 +190,8 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
         turns[id(p)] = member.turn + 1
         member.again = first.setdefault(id(p), group_index) < group_index
         found.append(member)
-    params = tuple([p for _, _, p in occurrences(optimizer)])
     lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
-    return Members(found, waiting, params, lengths, rules)
+    return Members(found, waiting, tuple(params), lengths, rules)
 
 
 class _ColumnsOf:
@@ -279,20 +279,6 @@ def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, stat
                 f"state_format is {form.name!r} for {name!r} of a parameter of shape {tuple(p.shape)} that is "
                 f"{placement_of(p)}: shards have formats of single elements only, as 'float32' or 'bfloat16'"
             )
-
-
-def reduced(params: Collection[torch.Tensor]) -> Grads:
-    """Return local gradients of DTensors; a collective call, which every process makes once in each step.
-
-    Raises:
-        RuntimeError: a gradient is not a DTensor (as torch).
-    """
-    return {p: grad for p in params if (grad := local_grad(p)) is not None}
-
-
-def sharded(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return the parameters that are DTensors, each once, in the same order in all processes."""
-    return list(dict.fromkeys(p for _, _, p in occurrences(optimizer) if is_sharded(p)))
 
 
 def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..formats.choice import Choice, Rounding, State
-from ..formats.floating import StateFormat, check_squares, chosen_format, format_of
+from ..formats.floating import StateFormat, check_squares, chosen_format, format_of, of_dtype
 from ..formats.format import Format
 from ..formats.names import ParamFormat, ParamRounding
 from ..formats.sixteen import ParameterFormat, of_parameter
@@ -132,11 +132,12 @@ class RuleOptimizer(torch.optim.Optimizer):
                 cannot store the state.
             TypeError: no kernel takes parameters of this dtype.
         """
-        said, form = self.state_format_of(group), self.form_of(p)
+        chosen, form = chosen_format(self.state_format_of(group), name), self.form_of(p)
         dtype = p.dtype if form is None else form.stands_for(p.dtype)
-        if not isinstance(chosen_format(said, name), Choice):
-            return format_of(said, State(name, p.numel()), dtype)
-        return format_of(said, self._state(name, p.numel(), group), dtype)
+        if chosen is None:
+            return of_dtype(dtype, f"state {name!r}")
+        state = self._state(name, p.numel(), group) if isinstance(chosen, Choice) else State(name, p.numel())
+        return format_of(chosen, state, dtype)
 
     def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
         """Check the format of squares among the states ``names`` of a parameter in ``group``.

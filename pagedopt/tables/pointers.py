@@ -343,9 +343,9 @@ class PointerTable:
 
     def _locate(self, j: int, tensors: Tensors, absent: Sequence[int]) -> Addresses:
         """Check every tensor of list ``j``, and return where they lie; 0 for an absent one."""
-        if len(tensors) != len(self):
+        if len(tensors) != len(self._numbers):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self)}")
-        self._common.check(j, tensors)
+        self._common.check(j, tensors, absent)
         if absent:
             at = np.array([0 if t is None else t.data_ptr() for t in tensors], np.uint64)
         else:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.compare_tensors import missing
 from ..system.internals import shard_of
 
 TensorList = Sequence[torch.Tensor | None]
@@ -260,9 +259,9 @@ class Common:
         self.numels = np.array([t.numel() for t in tensors], np.int64)
         self._shapes, self._strides = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
-    def check(self, j: int, tensors: Sequence[Any]) -> None:
+    def check(self, j: int, tensors: Sequence[Any], absent: Sequence[int] = ()) -> None:
         """Check that list ``j`` is like the first; take its dtype if it has none yet."""
-        if not self._agree(j, tensors):
+        if not self._agree(j, tensors, absent):
             for i, tensor in enumerate(tensors):
                 if tensor is not None or j == 0:
                     self._check_tensor(j, i, tensor)
@@ -287,11 +286,11 @@ class Common:
         """Return the number of entries of each tensor of list ``j``, (tensors,)."""
         return -(-self.numels // self.per[j])
 
-    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
+    def _agree(self, j: int, tensors: Sequence[Any], absent: Sequence[int]) -> bool:
         """Return whether all tensors that are there are as expected: a fast check that may say no wrongly."""
         shapes, strides = self._expected(j)
-        if j and (gone := missing(tensors)):
-            here = np.delete(np.arange(len(tensors)), gone).tolist()
+        if j and absent:
+            here = np.delete(np.arange(len(tensors)), absent).tolist()
             tensors = [tensors[i] for i in here]
             shapes, strides = tuple([shapes[i] for i in here]), tuple([strides[i] for i in here])
             if not here:
