@@ -416,10 +416,10 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
-            group = optimizer.param_groups[member.group]
-            optimizer.check_decays(member.param, group)
-            # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
-            optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
+            if optimizer.state_format_of(group := optimizer.param_groups[member.group]) is not None:
+                optimizer.check_decays(member.param, group)
+                # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
+                optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
     if not firsts:
         return
     ready = {id(m): _preallocated(optimizer, m) for m in firsts}

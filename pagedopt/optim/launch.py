@@ -128,7 +128,7 @@ class Launch:
         """Return ``tensors`` of :meth:`prepare` for these members: parameters, gradients, state by column."""
         state = [m.entry[key] for key in self.keys for m in members]
         grads = [None if self._comes else m.param.grad for m in members]
-        return (*(m.param for m in members), *grads, *state)
+        return (*[m.param for m in members], *grads, *state)
 
     def compile(self) -> None:
         """Compile the kernel now, also if the table has no gradient yet that would tell its format."""

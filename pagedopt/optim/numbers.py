@@ -144,7 +144,15 @@ class Numbers:
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         self._rule, self._groups = sweep.rule, tuple([m.group for m in members])
-        self._states = number_states(optimizer, members, shared)
+        counted, count, found = optimizer.counts_steps, len(members), []
+        for i, name in enumerate(members[0].numbers):
+            kind = StepCounts if name == "step" and counted else ScalarState
+            found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
+        if not counted and "step" in self._rule.scalars:
+            # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
+            found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
+        #: For each name its numbers, and where their tensors are among all numbers of the launch.
+        self._states = tuple(found)
         self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
 
     def compile(self) -> None:
@@ -248,21 +256,6 @@ class HostNumbers(Numbers):
         table.assign_sets(pattern.sets)
         self.pattern = pattern
         return pattern
-
-
-def number_states(
-    optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int]
-) -> tuple[tuple[str, ScalarState, slice], ...]:
-    """Return (name, numbers, where their tensors are among all numbers of the launch) for each name."""
-    rule, count = members[0].rule, len(members)
-    found = []
-    for i, name in enumerate(members[0].numbers):
-        kind = StepCounts if name == "step" and optimizer.counts_steps else ScalarState
-        found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
-    if not optimizer.counts_steps and "step" in rule.scalars:
-        # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
-        found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
-    return tuple(found)
 
 
 class DeviceNumbers(Numbers):

@@ -157,7 +157,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def check_decays(self, p: torch.Tensor, group: Group) -> None:
         """Raise ValueError if a decay, which is read even from a device, is too slow for the format of its state."""
         said = self.state_format_of(group)
-        for name in self.state_names(group) if said is not None else ():
+        for name in self.state_names(group):
             if isinstance(one := chosen_format(said, name), Choice):
                 one.of(self._state(name, p.numel(), group, read=True))
 

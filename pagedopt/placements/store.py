@@ -108,7 +108,7 @@ class Store:
         for indices in by_param.values():
             p = wanted[indices[0]].param
             grad = None if p.grad is None else p.grad.dtype
-            by_signature.setdefault((p.device, p.dtype, grad, *(wanted[i][1:4] for i in indices)), []).append(indices)
+            by_signature.setdefault((p.device, p.dtype, grad, *[wanted[i][1:4] for i in indices]), []).append(indices)
         before = [(arena, arena.layout) for arena in self.arenas]
         try:
             allocated = [self._allocate(signature, params, wanted) for signature, params in by_signature.items()]

@@ -242,7 +242,7 @@ class Common:
         dtypes: of each list; None while all its tensors have been absent.
     """
 
-    __slots__ = ("_shapes", "_strides", "device", "dtypes", "names", "numels", "per")
+    __slots__ = ("_alike", "device", "dtypes", "names", "numels", "per")
 
     def __init__(self, names: Sequence[str], first: TensorList, per: Sequence[int] | None = None) -> None:
         self.names, self.per = names, per or [1] * len(names)
@@ -257,7 +257,7 @@ class Common:
                 )  # fmt: skip
         self.device = tensors[0].device if tensors else None
         self.numels = np.array([t.numel() for t in tensors], np.int64)
-        self._shapes, self._strides = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
+        self._alike = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
     def check(self, j: int, tensors: Sequence[Any], absent: Sequence[int] = ()) -> None:
         """Check that list ``j`` is like the first; take its dtype if it has none yet."""
@@ -279,7 +279,7 @@ class Common:
     def _expected(self, j: int) -> tuple[tuple[torch.Size, ...], tuple[tuple[int, ...], ...]]:
         """Return shapes and strides of list ``j``."""
         if self.per[j] == 1:
-            return self._shapes, self._strides
+            return self._alike
         return tuple([torch.Size([n]) for n in self.entries(j).tolist()]), ((1,),) * len(self.numels)
 
     def entries(self, j: int) -> npt.NDArray[np.int64]:
@@ -288,7 +288,7 @@ class Common:
 
     def _agree(self, j: int, tensors: Sequence[Any], absent: Sequence[int]) -> bool:
         """Return whether all tensors that are there are as expected: a fast check that may say no wrongly."""
-        shapes, strides = self._expected(j)
+        shapes, strides = self._alike if self.per[j] == 1 else self._expected(j)
         if j and absent:
             here = np.delete(np.arange(len(tensors)), absent).tolist()
             tensors = [tensors[i] for i in here]
