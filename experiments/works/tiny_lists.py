@@ -132,7 +132,7 @@ class Lists:
         self.memory = self.start.clone()
         self.tensors = [list(x[:, :ELEMENTS].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
         self.sweep = Sweep(RULES[lists], self.tensors)
-        first = self.sweep.table.host.addresses.copy()
+        first = self.sweep.table.host.rows["address"].copy()
         self._addresses = (first, first + np.uint64(self.memory[0].nbytes))
         self._values = {by: [self.sweep.rule.uniforms({"by": by})] for by in (1.0, 2.0)}
         self._by = 1.0
@@ -142,7 +142,9 @@ class Lists:
     def rewrite(self) -> None:
         """Let the table name the other set of tensors."""
         self.active = 1 - self.active
-        self.sweep.table.host.set_addresses(self._addresses[self.active])
+        host = self.sweep.table.host
+        host.rows["address"] = self._addresses[self.active]
+        host.rows_changed()
 
     def other_scalar(self) -> None:
         """Add 2 next time instead of 1, or the other way round."""

@@ -187,7 +187,7 @@ class Sweep:
         On CUDA the caller uses it up at once: the current device may be another one until it ends.
         """
         if self._on_cpu:
-            return self._passes_on_cpu(steps, mover, ready)
+            return passes(steps, functools.partial(self._walk, {None: ready} if steps is WHOLE else ready), mover)
         index = self.device.index
         if internals.current_device() == index:
             return self._passes_on_cuda(index, steps, mover, ready)
@@ -200,9 +200,6 @@ class Sweep:
         if self.stored.by_position:
             sets = _beside(sets, seeds)
         self.table.host.set_scalars(sets)
-
-    def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, walks: Any) -> Iterator[None]:
-        return passes(steps, functools.partial(self._walk, {None: walks} if steps is WHOLE else walks), mover)
 
     def _walk(self, walks: Any, span: Span | None) -> None:
         """Update a span."""
@@ -420,10 +417,7 @@ class Stored:
                 )
 
 
-@functools.lru_cache(maxsize=256)
-def stored_of(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
-    """Return a cached :class:`Stored`."""
-    return Stored(rule, formats)
+stored_of = functools.lru_cache(maxsize=256)(Stored)
 
 
 def _check_dtype(form: Format, column: Column, key: str, dtype: torch.dtype | None) -> None:

@@ -181,10 +181,6 @@ class Store:
         """Return the arenas of a device."""
         return [a for a in self.arenas if a.device == device]
 
-    def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-        """Return (index of the arena, index of the parameter in it); None if these tensors are not its state."""
-        return find(self.arenas, states)
-
     def is_home(self, tensor: torch.Tensor) -> bool:
         """Return whether a state tensor is in an arena, or the placement makes no arenas."""
         return not self.is_outside_arenas(tensor) or choose.kind_of(self.placement, tensor.device, self.budget).plain
