@@ -127,11 +127,6 @@ def encode(
         store.drop()  # writing brings pages that are away into memory, beyond the budget
 
 
-def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, value: float, store: Store) -> None:
-    """Encode one value into all elements."""
-    encode(form, columns, value, param, store)
-
-
 @torch.no_grad()
 def decode(
     form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, device: torch.device = HOST

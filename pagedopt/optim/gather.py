@@ -28,7 +28,7 @@ from ..tables.tensors import (
 )
 from ..transports.choose import DEFAULT
 from .class_checks import check_update
-from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like
+from .columns import StateColumn, blocks_along, by_state, encode, state_columns, walked_like
 from .options import check_group_options
 from .room import tell_made
 from .rule_optimizer import Group, RuleOptimizer, number_names, occurrences, state_tensors
@@ -498,4 +498,4 @@ def _fill(optimizer: RuleOptimizer, member: Member) -> None:
             optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
         elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
             form = member.columns[keys[0]].form
-            fill(form, [member.entry[key] for key in keys], member.param, value, optimizer.store)
+            encode(form, [member.entry[key] for key in keys], value, member.param, optimizer.store)

@@ -173,9 +173,10 @@ class HostNumbers(Numbers):
 
     Attributes:
         pattern: which rows of the table share hyperparameters; it is another object once that has changed.
+        states: what reads and writes the numbers of each name, in the order of :attr:`Counts.counts`.
     """
 
-    __slots__ = ("_carried", "_scalars", "_seeded", "_table", "pattern")
+    __slots__ = ("_carried", "_scalars", "_seeded", "_table", "pattern", "states")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         super().__init__(optimizer, members, shared, sweep)
@@ -183,18 +184,13 @@ class HostNumbers(Numbers):
         # Stored, because as properties of the rule each would be one more Python call in every prepare().
         self._scalars, self._carried = self._rule.scalars, self._rule.carried
         self.pattern: Pattern | None = None
-
-    @property
-    def states(self) -> tuple[ScalarState, ...]:
-        """What reads and writes the numbers of each name, in the order of :attr:`Counts.counts`."""
-        return tuple([state for _, state, _ in self._states])
+        self.states = tuple([state for _, state, _ in self._states])
 
     @property
     def groups_of_sets(self) -> tuple[int, ...] | None:
         """The group of each set of hyperparameters; None: rows of a group differ, or rules, seeds or tensors decide."""
         pattern = self.pattern
-        counts = [state for _, state, _ in self._states]
-        if pattern is None or self._carried or self._seeded or [*map(type, counts)] not in ([], [StepCounts]):
+        if pattern is None or self._carried or self._seeded or [*map(type, self.states)] not in ([], [StepCounts]):
             return None
         if not all(isinstance(rows, int) for _, rows in pattern.groups):
             return None

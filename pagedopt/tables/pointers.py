@@ -74,7 +74,7 @@ class PointerTable:
 
     __slots__ = (
         "__weakref__", "_absent", "_addresses", "_common", "_firsts", "_held", "_numbers", "_rows", "_seen",
-        "_seen_before", "_unwritten", "absent", "host", "names", "writes",
+        "_seen_before", "_unwritten", "absent", "device", "host", "names", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,8 @@ class PointerTable:
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._common = Common(self.names, given[0], per)
         self._rows = rows
+        #: Of every tensor; the CPU for an empty table.
+        self.device = self._common.device or torch.device("cpu")
         counts = self._common.numels if rows is None else rows.numel
         over_link = over_link and self.device.type == "cuda"
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link, per_thread)
@@ -120,11 +122,6 @@ class PointerTable:
         #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
         self._check(given)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of every tensor (the CPU for an empty table)."""
-        return self._common.device or torch.device("cpu")
 
     @property
     def dtypes(self) -> list[torch.dtype | None]:
