@@ -20,7 +20,7 @@ from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..tables.storage import words_of
-from ..transports.choose import TransportOption, check_transport, create, over_link, shared
+from ..transports.choose import TRANSPORTS, TransportOption, check_transport, create, shared
 from ..transports.transport import Transport
 from .on_device import Factor
 
@@ -90,7 +90,7 @@ class Sweep:
             sets=sets,
             geometry=geometry,
             itemsize=_widest(lists),
-            over_link=over_link(transport),
+            over_link=(TRANSPORTS[transport] if isinstance(transport, str) else transport).over_link,
             rows=rows,
             per=self.stored.per,
             places=self.stored.by_position,

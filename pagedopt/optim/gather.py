@@ -209,7 +209,7 @@ class _ColumnsOf:
         found = self._found.get(key)
         if found is None:
             columns = state_columns(self._optimizer, rule.inputs[2:], p, said)
-            found = self._found[key] = columns, any(of.form.block > 1 for of in columns.values())
+            found = self._found[key] = columns, bool({of.form.block for of in columns.values()} - {1})
         return found
 
 
@@ -461,7 +461,7 @@ def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
 
 def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
     """Warn, once, of options that have an effect beside a GPU only."""
-    if any(member.param.device.type == "cpu" for member in members):
+    if "cpu" in {member.param.device.type for member in members}:
         store, transport = optimizer.store, optimizer.transport
         given = {"host_access": (store.host_access, None), "blocks": (optimizer.blocks, None)}
         for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():

@@ -358,7 +358,7 @@ class KernelViews:
         self._odd: tuple[int, ...] = ()
         #: Strides along which blocks of state lie (None: it has none), by index of the parameter.
         self._strides: dict[int, tuple[int, ...] | None] = {}
-        if not all(_is_simple(m, keys) for m in members):
+        if [m for m in members if not _is_simple(m, keys)]:
             self._find_copies(members, keys)
         self.direct = not self._odd and not self._state_copies
 

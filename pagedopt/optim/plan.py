@@ -127,14 +127,14 @@ def _partition(
         _take_turns(members, memory)
     found: dict[tuple[Any, ...], list[Member]] = {}
     formats_of = _FormatsOf()
-    numbers = Counter(m.entry[name].data_ptr() for m in members for name in m.numbers)
+    numbers = Counter([m.entry[name].data_ptr() for m in members for name in m.numbers])
     shared = {address for address, uses in numbers.items() if uses > 1}
     for member in sorted(members, key=attrgetter("turn")):
         stays = on_device(member, shared)
         alike = stays, member.turn, member.rule, member.param.device, formats_of(member)
         found.setdefault(alike, []).append(member)
     launches = [*found.items()]
-    if not shared:  # else each launch takes the number that the one before it has left
+    if len(launches) > 1 and not shared:  # else each launch takes the number that the one before it has left
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
     return [(stays, shared, each) for (stays, *_), each in launches]

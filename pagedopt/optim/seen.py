@@ -88,7 +88,7 @@ class Seen:
         self.names_by_key = tuple([names.get(id(key), ()) for key in keys])
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
-        self._sharded = any(map(is_sharded, values))
+        self._sharded = any(map(is_sharded, members.params))  # whose state is placed as they are
         memories = (*map(local, values),) if self._sharded else values
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
@@ -113,7 +113,8 @@ class Seen:
 
         For ``at`` see :meth:`take`.
         """
-        where, by_key = [at[id(m.param)] for m in members], self.names_by_key
+        where = [at[id(m.param)] for m in members] if keys or names else []
+        by_key = self.names_by_key
         if (alike := self._alike) is not None:
             count = len(by_key)
             found = [[alike.index(name) * count + i for name in each for i in where] for each in (keys, names)]

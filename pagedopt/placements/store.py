@@ -148,14 +148,14 @@ class Store:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            block = max(wanted[i].block for i in params[0])
+            block = max([wanted[i].block for i in params[0]])
             device, widths = firsts[0].device, [c.width for c in columns]
             here = self.on(device)
             budget = self.limits.of(device, here)
             new = choose.create(numels, widths, device, self.placement, budget, spare, here, block)
             if new is None:
                 if device.type == "cpu":
-                    nbytes = sum(c.entries(p.numel()) * c.dtype.itemsize for p in firsts for c in columns)
+                    nbytes = sum([c.entries(p.numel()) * c.dtype.itemsize for p in firsts for c in columns])
                     host.check_host(nbytes, "optimizer state")
                 return None, {i: wanted[i].zeros() for indices in params for i in indices}
             arena, numbers = new, list(range(len(numels)))
@@ -436,9 +436,10 @@ class Versions:
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same memory that uses the counter of its device type."""
-        device_type = tensor.device.type
-        counter = next((t for t in self.counters if t.device.type == device_type), None)
-        if counter is None:
+        for counter in self.counters:
+            if counter.device.type == tensor.device.type:
+                break
+        else:
             counter = torch.empty(0, device=tensor.device)
             self.counters = (*self.counters, counter)
         shared = counter.detach()

@@ -174,7 +174,7 @@ class PointerTable:
                     now[j] = self._locate(j, tensors, absent)
                     if absent != self._absent[j] or now[j].tobytes() != self._addresses[j].tobytes():
                         changes[j] = absent
-            if any(j in changes for j in self.writes):
+            if not changes.keys().isdisjoint(self.writes):
                 check_overlap(self._common, self.writes, now.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list may have taken its first dtype

@@ -331,7 +331,7 @@ class Common:
 
 def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
     """Check that ``writes`` are indices of ``lists`` lists, and return them as a tuple."""
-    if not isinstance(writes, Collection) or not all(isinstance(j, int | np.integer) for j in writes):
+    if not isinstance(writes, Collection) or not all(issubclass(t, int | np.integer) for t in {*map(type, writes)}):
         raise TypeError(f"writes is {writes!r}; give the indices of the lists that are overwritten, e.g. writes=[0]")
     if wrong := [int(j) for j in writes if not 0 <= j < lists]:
         there = f"0 to {lists - 1}" if lists > 1 else "0 alone" if lists else "none, as there is no list"
