@@ -462,14 +462,6 @@ FLAGS: dict[str, dict[str, Act]] = {
     "dampening": {"dampening": set_groups(dampening=0.1)},
     "nesterov": {"nesterov": set_groups(nesterov=True, dampening=0)},
 }  # fmt: skip
-#: What changes which state there is.
-SWITCHES: dict[str, dict[str, Act]] = {
-    "amsgrad": {"amsgrad on": set_groups(amsgrad=True), "amsgrad off": set_groups(amsgrad=False)},
-    "momentum": {"momentum off": set_groups(momentum=0)},
-    "capturable": {"capturable": set_groups(capturable=True)},
-}
-
-
 # --- budgets, loads and copies ----------------------------------------------------------------------------------------
 
 
@@ -509,17 +501,27 @@ def renew(through: Callable[[Any, World], Any]) -> Act:
     return act
 
 
-def by_way_of_torch(saved: Any, w: World) -> Any:
-    theirs = w.case.make(True, [{"params": group["params"]} for group in w.groups])
-    theirs.load_state_dict(saved)
-    return theirs.state_dict()
+def by_way_of_torch(**flags: Any) -> Callable[[Any, World], Any]:
+    """Torch's optimizer loads it with these flags, where its class has them, and saves it."""
+
+    def through(saved: Any, w: World) -> Any:
+        known = {name: flag for name, flag in flags.items() if name in w.case.known}
+        theirs = w.case.make(True, [{"params": group["params"]} for group in w.groups])
+        theirs.load_state_dict({**saved, "param_groups": [{**group, **known} for group in saved["param_groups"]]})
+        return theirs.state_dict()
+
+    return through
 
 
-def of_old(saved: Any, w: World) -> Any:
-    """As of torch before 1.12, whose step counts (and the products of NAdam) were numbers."""
+def with_counts(kind: Callable[[float], Any]) -> Callable[[Any, World], Any]:
+    """Step counts (and the products of NAdam) of another kind, as numbers in torch before 1.12."""
     old = ("step", "mu_product")
-    entries = {i: {n: float(v) if n in old else v for n, v in e.items()} for i, e in saved["state"].items()}
-    return {**saved, "state": entries}
+
+    def through(saved: Any, w: World) -> Any:
+        entries = {i: {n: kind(float(v)) if n in old else v for n, v in e.items()} for i, e in saved["state"].items()}
+        return {**saved, "state": entries}
+
+    return through
 
 
 def pickled(value: Any) -> Any:
@@ -536,9 +538,85 @@ MOVES: dict[str, Act] = {
     "spill": spill, "unspill": lambda w: w.ours and w.optimizer.unspill(),
     "deepcopy": exchange(copy.deepcopy), "pickle": exchange(pickled),
     "a new one": renew(lambda saved, w: copy.deepcopy(saved)),
-    "a new one by a file": renew(lambda saved, w: through_file(saved, weights_only=True)),
-    "a new one by way of torch": renew(by_way_of_torch), "a new one as of old": renew(of_old),
+    "a new one by a file": renew(lambda saved, w: through_file(saved)),
+    "a new one by way of torch": renew(by_way_of_torch()), "a new one as of old": renew(with_counts(float)),
 }  # fmt: skip
+
+
+def renamed(saved: Any) -> Any:
+    """Parameters are named in the dict as somebody likes."""
+    groups = [
+        {**group, "params": [9 - i if i % 2 else f"p{i}" for i in group["params"]]} for group in saved["param_groups"]
+    ]
+    names = dict(
+        zip(*([i for g in each for i in g["params"]] for each in (saved["param_groups"], groups)), strict=True)
+    )
+    return {"state": {names[i]: entry for i, entry in reversed(saved["state"].items())}, "param_groups": groups}
+
+
+def entries(change: Callable[[dict[Any, Any]], dict[Any, Any]]) -> Act:
+    """The optimizer loads its own dict with other entries; those of the second and third parameter are alike."""
+    return load(lambda saved: {**saved, "state": {**saved["state"], **change(saved["state"])}})
+
+
+def cast(*dtypes: torch.dtype) -> Act:
+    """Parameters are cast, and state of before is loaded."""
+
+    def act(w: World) -> None:
+        for dtype in dtypes:
+            saved = copy.deepcopy(w.optimizer.state_dict())
+            for p in w.params:
+                p.grad, p.data = None, p.data.to(dtype)
+            w.optimizer.load_state_dict(saved)
+
+    return act
+
+
+def switch(on: bool) -> Callable[[Any], Any]:
+    """The state dict of an optimizer with the other ``amsgrad``."""
+
+    def through(saved: Any) -> Any:
+        state = {i: {**entry, "max_exp_avg_sq": entry["exp_avg_sq"].clone()} for i, entry in saved["state"].items()}
+        if not on:
+            state = {i: {n: v for n, v in entry.items() if n != "max_exp_avg_sq"} for i, entry in state.items()}
+        return {"state": state, "param_groups": [{**group, "amsgrad": on} for group in saved["param_groups"]]}
+
+    return through
+
+
+#: What a state dict brings.
+LOADED: dict[str, Act] = {
+    "load names": load(renamed),
+    "load exchanged entries": entries(lambda state: {1: state[2], 2: state[1]}),
+    "load an entry less": load(lambda saved: {**saved, "state": {i: e for i, e in saved["state"].items() if i != 1}}),
+    "load behind a group that is added": lambda w: (HOME["load"](w), add_group(w), HOME["load"](w)),
+    "load behind a cast to bfloat16": cast(torch.bfloat16),
+    "load behind a cast to float16": cast(torch.float16),
+    "load behind a cast to float64": cast(torch.float64),
+    "load behind a cast to bfloat16 and back": cast(torch.bfloat16, torch.float32),
+    "a new one by way of torch's foreach": renew(by_way_of_torch(foreach=True)),
+    "a new one by way of torch's fused": renew(by_way_of_torch(fused=True, foreach=None)),
+    "a new one with counts of int": renew(with_counts(int)),
+    "a new one with counts of NumPy": renew(with_counts(np.float32)),
+    "a new one with counts of float64": renew(with_counts(lambda n: torch.tensor(n, dtype=torch.float64))),
+    "a new one with counts of int64": renew(with_counts(lambda n: torch.tensor(int(n)))),
+}
+
+
+#: What changes which state there is.
+SWITCHES: dict[str, dict[str, Act]] = {
+    "amsgrad": {
+        "amsgrad on": set_groups(amsgrad=True),
+        "amsgrad off": set_groups(amsgrad=False),
+        "load amsgrad": load(switch(True)),
+        "load no amsgrad": load(switch(False)),
+    },
+    "momentum": {
+        "momentum off": set_groups(momentum=0),
+        "load no momentum": entries(lambda state: {i: {"momentum_buffer": None} for i in state}),
+    },
+    "capturable": {"capturable": set_groups(capturable=True)},
+}
 
 
 def norm(change: Callable[[float | None], float | None]) -> Act:
@@ -562,7 +640,7 @@ NORMS: dict[str, Act] = {
 def acts_of(name: str) -> dict[str, Act]:
     """All that is done to an optimizer of this kind."""
     case = BY_STATE[name]
-    found = {**STATE, **GROUPS, **RESETS, **MOVES}
+    found = {**STATE, **GROUPS, **RESETS, **MOVES, **LOADED}
     for which in sorted({0, len(case.names) - 1}):
         found |= {f"{case.names[which]}: {label}": one(change, which) for label, change in TENSORS.items()}
     for label in ("clone", "slice of larger", "data", "share_memory_"):
@@ -624,6 +702,13 @@ def elsewhere(w: World) -> None:
         p.data = p.data.clone()
 
 
+def where_they_were(w: World) -> None:
+    """Gradients are written into the memory of the last ones."""
+    w.alive = w.alive or [p.grad for p in w.params]
+    for p, memory in zip(w.params, w.alive, strict=True):
+        p.grad = memory.copy_(p.grad)
+
+
 def in_a_thread(w: World) -> None:
     """A step before the step."""
     thread = threading.Thread(target=w.take)
@@ -656,6 +741,8 @@ BEFORE: dict[str, tuple[Act, int | None]] = {
     "another each time": (absent(lambda step: () if step % 4 < 2 else (step % 3,)), None),
     "none is there at first": (absent(lambda step: range(6) if step < 2 else ()), 4),
     "elsewhere": (elsewhere, 4),
+    "where they were": (where_they_were, 8),
+    "parts of larger ones": (grads(within), None),
     "laid out otherwise": (grads(lambda g: transposed(g) if g.dim() == 2 else g), None),
     "a step in a thread": (in_a_thread, None),
 }

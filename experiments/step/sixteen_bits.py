@@ -11,15 +11,19 @@ A step of each over the same parameters is timed beside a copy of the bytes that
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import importlib.util
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 
+from experiments.child import Child
 from experiments.lab import Case, Page, Row, Rows, Run, error, formatted, ms, on_own_clock, over, percent, ratio
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars, Lines
 from experiments.works import contenders
@@ -45,6 +49,7 @@ class Way:
         options: of PagedAdamW.
         moved: bytes that a step reads and writes for each parameter, with a gradient in bfloat16.
         needs: a package, whose optimizer takes the place of PagedAdamW.
+        trains: whether it is trained, and not timed alone.
     """
 
     options: dict[str, Any]
@@ -52,6 +57,7 @@ class Way:
     dtype: torch.dtype = torch.bfloat16
     color: str = BLUE
     needs: str = ""
+    trains: bool = True
 
     def optimizer(self, params: list[torch.nn.Parameter], **more: Any) -> torch.optim.Optimizer:
         """One over these parameters."""
@@ -72,53 +78,80 @@ WAYS = {
     DRAWN: Way({**FLOAT32, "param_rounding": "stochastic"}, 22),
     EIGHT: Way({"param_format": "bfloat16+8"}, 24),
     ALL: Way({"param_format": "bfloat16+16"}, 26),
+    "to nearest, state in int8": Way({"state_format": "int8"}, 6 + 2 * BITS_8, color=GRAY, trains=False),
     EIGHT_INT8: Way({"param_format": "bfloat16+8", "state_format": "int8"}, 8 + 2 * BITS_8),
     "torchao, at random": Way({}, 14, color=ORANGE, needs="torchao"),
 }
 
 
+#: ``--merge`` adds what is asked for to what this commit has measured.
+GOES_ON = True
+PARTS = ("training", "step", "away")
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Some of the parts."""
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+
+
 def measure(run: Run) -> Iterator[Row]:
     """A row per way, learning rate and seed; then one per way that is timed, and per place of what is paged."""
-    toys = {1e-3: (0, 1)}
-    for rate, seeds in (toys if run.quick else SEEDS).items():
-        for seed in seeds:
-            yield from trained(run, rate, seed)
+    yield from (row for row in run.known if row["what"] not in run.options.parts)
+    if "training" in run.options.parts:
+        yield from trained(run)
     if run.device.type == "cpu" and not run.quick:
         run.leave_out("times of steps: need a GPU")
         return
     run.rounds, run.seconds = run.size((20, 1.0), (3, 0.1))
     work = replace(run.size(FULL, QUICK), name="bf16", dtype=torch.bfloat16, tolerance=0.3)
-    yield from stepped(run, work)
-    if run.device.type == "cuda":
+    if "step" in run.options.parts:
+        yield from stepped(run, work)
+    if "away" in run.options.parts and run.device.type == "cuda":
         yield from away(run, work)
 
 
 # --- training
 
 
-def trained(run: Run, lr: float, seed: int) -> Iterator[Row]:
-    """What each way learns, and where its parameters end."""
+def trained(run: Run) -> Iterator[Row]:
+    """What each way learns, and where its parameters end: one process per learning rate and seed, all at once."""
+    ways = [case for case, way in WAYS.items() if way.trains]
+    for case in [case for case in ways if WAYS[case].needs and (run.quick or not find_spec(WAYS[case].needs))]:
+        run.leave_out(f"training {case}: {WAYS[case].needs} is not here, or only a toy is asked for")
+        ways.remove(case)
+    if run.quick:
+        yield from one_seed(str(run.device), ways, 1e-3, 0, asdict(TOY))
+        return
+    pairs = [(lr, seed) for lr, seeds in SEEDS.items() for seed in seeds]
+    children = [Child(one_seed, str(run.device), ways, *pair, asdict(GPT), limit=3600) for pair in pairs]
+    with ThreadPoolExecutor(len(children)) as pool:
+        for rows in pool.map(list[Row], children):
+            yield from rows
+    for child, (lr, seed) in zip(children, pairs, strict=True):
+        if child.ended:
+            run.leave_out(f"training at {lr:g}, seed {seed}: the process {child.ended}")
+
+
+def one_seed(device: str, ways: Sequence[str], lr: float, seed: int, size: dict[str, Any]) -> Iterator[Row]:
+    """A row per way, all from the same weights and over the same batches; float32 is the first."""
     begin = goal = torch.empty(0)
-    for case, way in WAYS.items():
-        if way.needs and (run.quick or importlib.util.find_spec(way.needs) is None):
-            run.leave_out(f"{case}: {way.needs} is not here, or only a toy is asked for")
-            continue
-        with run.attempt(case, (Exception,) if way.needs else ()):
-            losses, first, last = one(run, way, lr, seed)
-            if case == WIDE:
-                begin, goal = first, last
-            yield {
-                "what": "training", "case": case, "lr": lr, "seed": seed,
-                "loss": float(np.mean(losses[-max(1, len(losses) // 20) :])),
-                "moved": 100 * float((last != first).double().mean()),
-                "apart": 100 * float((last - goal).norm() / (goal - begin).norm()),
-            }  # fmt: skip
+    for case in ways:
+        losses, first, last = one(torch.device(device), WAYS[case], lr, seed, Size(**size))
+        if case == WIDE:
+            begin, goal = first, last
+        yield {
+            "what": "training", "case": case, "lr": lr, "seed": seed,
+            "loss": float(np.mean(losses[-max(1, len(losses) // 20) :])),
+            "moved": 100 * float((last != first).double().mean()),
+            "apart": 100 * float((last - goal).norm() / (goal - begin).norm()),
+        }  # fmt: skip
 
 
-def one(run: Run, way: Way, lr: float, seed: int) -> tuple[list[float], torch.Tensor, torch.Tensor]:
+def one(
+    device: torch.device, way: Way, lr: float, seed: int, size: Size
+) -> tuple[list[float], torch.Tensor, torch.Tensor]:
     """The losses of a run, and what its parameters stand for before and behind it."""
-    size = run.size(GPT, TOY)
-    model = build_model(size, size.block, seed, run.device).bfloat16().to(way.dtype)
+    model = build_model(size, size.block, seed, device).bfloat16().to(way.dtype)
     params = list(model.parameters())
     optimizer, text, losses = way.optimizer(params), load_corpus(size.block), list[torch.Tensor]()
     exact: Callable[[torch.Tensor], torch.Tensor] = getattr(optimizer, "master", torch.Tensor.detach)
@@ -129,10 +162,14 @@ def one(run: Run, way: Way, lr: float, seed: int) -> tuple[list[float], torch.Te
     first = stand()
     for step in range(size.steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, size.steps, lr)
-        narrow = run.device.type == "cuda" and way.dtype is torch.float32  # products are in bfloat16 for all
+            now = learning_rate(step, size.steps, lr)
+            if isinstance(group["lr"], torch.Tensor):  # torchao's
+                group["lr"].fill_(now)
+            else:
+                group["lr"] = now
+        narrow = device.type == "cuda" and way.dtype is torch.float32  # products are in bfloat16 for all
         with torch.autocast("cuda", torch.bfloat16) if narrow else contextlib.nullcontext():
-            loss = model(*to_device(sample_batch(text, size.batch, size.block, seed, step), run.device))
+            loss = model(*to_device(sample_batch(text, size.batch, size.block, seed, step), device))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -149,6 +149,8 @@ DRAWN: dict[torch.dtype, Drawn] = {
     torch.bfloat16: _drawn(torch.bfloat16, "bfloat16_bits"), torch.float16: _drawn(torch.float16, "half_bits")
 }  # fmt: skip
 REMAINDERS: tuple[Remainder, ...] = tuple([form.remainder for form in SPLIT.values()])
+#: Their columns' keys in state.
+LOST = frozenset(column.key(PARAM) for form in REMAINDERS for column in form.columns)
 
 
 def check_param_options(param_format: object, param_rounding: object) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from ..formats.floating import NUMBERS, columns_of
 from ..formats.format import MAX_BLOCK, Column, Format
-from ..formats.sixteen import PARAM
+from ..formats.sixteen import LOST, PARAM
 from ..placements.store import Store, Wanted
 from ..tables.tensors import dense_like, like_shard, local, misfit, same_layout, widest_first
 from .rule_optimizer import Group, RuleOptimizer, occurrences
@@ -157,14 +157,13 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
         entry = state.get(key)
         if not isinstance(entry, Mapping):
             continue
-        rest = dict(entry)
+        rest = {name: each for name, each in entry.items() if name not in LOST}  # no state of another optimizer
         columns = state_columns(optimizer, optimizer.state_names(group), p, group)
         numbers = {
             name: _laid_out(decode(form, [rest.pop(column) for column in keys], p), p)
             for name, (form, keys) in by_state(columns).items()
             if not columns[keys[0]].free and all(column in rest for column in keys)
         }
-        numbers.pop(PARAM, None)  # what a parameter has lost is no state of another optimizer
         state[key] = rest | numbers
     return {**state_dict, "state": state}
 

@@ -12,7 +12,7 @@ import torch
 from ..formats.choice import Choice
 from ..formats.floating import chosen_format, known, of_dtype, real_dtype
 from ..formats.format import Format
-from ..formats.sixteen import PARAM, ParameterFormat
+from ..formats.sixteen import PARAM, REMAINDERS, ParameterFormat
 from ..rules.rule import Rule, check_rule
 from ..system.warn import warn_once
 from ..tables.tensors import (
@@ -97,7 +97,7 @@ class Member:
         Raises:
             TypeError: no kernel takes the dtype.
         """
-        p, state = self.param, [(key, of) for key, of in self.columns.items() if of.name != PARAM]
+        p, state = self.param, [(key, of) for key, of in self.columns.items() if of.form not in REMAINDERS]
         grad = of_dtype((p if p.grad is None else p.grad).dtype, "grad")
         forms = {of.name: of_dtype(self.entry[key].dtype) if of.free else of.form for key, of in state}
         return (self.form or of_dtype(p.dtype, "param"), grad, *forms.values())
@@ -225,6 +225,11 @@ def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> N
     """
     check_group_options(group, states or None)
     check_choices(optimizer, group, states)
+    if optimizer.param_format is not None and PARAM in states:
+        raise ValueError(
+            f"param_format is {optimizer.param_format!r}, and keeps in state {PARAM!r} what parameters have lost: the "
+            "rule has a state of that name, which needs another"
+        )
     for p in group["params"]:
         if (form := optimizer.form_of(p)) is not None and form.draws:
             group.setdefault("seed", optimizer.seed)
@@ -299,7 +304,7 @@ def _find_missing(optimizer: RuleOptimizer, member: Member) -> None:
         for name in needed:
             if name in member.entry:
                 continue
-            if name not in member.columns or member.columns[name].name != PARAM:
+            if name not in member.columns or member.columns[name].form not in REMAINDERS:
                 raise KeyError(_lacking(member, name))  # as in torch
             member.missing = [name]  # of parameters that were cast since: nothing is lost so far
         return
@@ -318,7 +323,7 @@ def _check(optimizer: RuleOptimizer, member: Member) -> None:
         raise RuntimeError(f"the gradient of {_named(member)} is {placement_of(p.grad)}, the parameter is not")
     if member.shard is not p:
         group = optimizer.param_groups[member.group]
-        _check_sharded(optimizer, p, group, {of.name for of in member.columns.values()} - {PARAM})
+        _check_sharded(optimizer, p, group, {of.name for of in member.columns.values() if of.form not in REMAINDERS})
         p = member.shard
     if found := misfit(p, p.shape):
         raise RuntimeError(f"{_named(member)} {found.why}{'; use p.clone()' if found.aspect == 'expanded' else ''}")

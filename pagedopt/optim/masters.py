@@ -8,12 +8,15 @@ from operator import attrgetter
 
 import torch
 
+from ..common.names import kind_of
 from ..formats.sixteen import PARAM
+from ..system.interrupts import Uninterrupted
 from ..system.warn import warn_once
 from ..tables.tensors import local, misfit
 from .columns import HOST, decode
 from .plan import preallocate
-from .rule_optimizer import RuleOptimizer, check_whole, occurrences
+from .rule_optimizer import RuleOptimizer, check_whole, occurrences, whole
+from .state_dict import is_whole
 
 Named = Iterable[tuple[str, torch.Tensor]] | Mapping[str, torch.Tensor]
 _version = attrgetter("_version")
@@ -29,29 +32,38 @@ def master(optimizer: RuleOptimizer, p: torch.Tensor) -> torch.Tensor:
 def master_state_dict(optimizer: RuleOptimizer, named: Named) -> dict[str, torch.Tensor]:
     """See :meth:`PagedOptimizer.master_state_dict`."""
     check_whole(optimizer)
-    return {name: _master(optimizer, p, HOST) for name, p in dict(named).items()}
+    params = _as_dict("named", named)
+    own = {id(p): local(p).data_ptr() for _, _, p in occurrences(optimizer)}
+    memory = {*own.values()} - {0}
+    for name, p in params.items():
+        if id(p) not in own and local(p).data_ptr() in memory:
+            raise ValueError(
+                f"{name} is no parameter of this optimizer, and shares memory with one: what that has lost would be "
+                "left out; give model.named_parameters(), or model.state_dict(keep_vars=True)"
+            )
+    return {name: _master(optimizer, p, HOST) for name, p in params.items()}
 
 
 @torch.no_grad()
 def load_master(optimizer: RuleOptimizer, values: Mapping[str, torch.Tensor], named: Named) -> None:
     """See :meth:`PagedOptimizer.load_master`."""
     check_whole(optimizer)
-    params = dict(named)
-    if unknown := [name for name in values if name not in params]:
+    params, wanted = _as_dict("named", named), _as_dict("values", values)
+    if unknown := [name for name in wanted if name not in params]:
         raise ValueError(f"no parameter is called {', '.join(map(repr, unknown))}; there are {', '.join(params)}")
-    given = {name: (params[name], each) for name, each in values.items()}
+    given = {name: (params[name], each) for name, each in wanted.items()}
     _check_own(optimizer, [p for p, _ in given.values()])
     for name, (p, each) in given.items():
         if found := misfit(each, p.shape, placed=p, memory=False):
             raise ValueError(f"the master of {name} {found.why}")
-    late = {id(p) for p, _ in given.values() if not optimizer.state.get(p)}
-    for index, group in enumerate(optimizer.param_groups):
-        if any(id(p) in late for p in group["params"]):
-            preallocate(optimizer, index)
-    made = optimizer.preallocated
-    optimizer.state.update({p: made.pop(p) for p, _ in given.values() if p in made})
-    for p, each in given.values():
-        _set(optimizer, p, local(each).detach())
+        if not (each.is_floating_point() or (each.is_complex() and p.is_complex())):
+            raise ValueError(f"the master of {name} is {each.dtype}, and the parameter {p.dtype}; give float32")
+        if not is_whole(each):
+            raise ValueError(f"the master of {name} has no values: it is a meta tensor, or its file was cut off")
+    _make_state(optimizer, [p for p, _ in given.values()])
+    with Uninterrupted(gives_way=True), whole(optimizer, "load_master()", lambda: True):
+        for p, each in given.values():
+            _set(optimizer, p, local(each).detach())
     optimizer.versions = None
 
 
@@ -64,19 +76,54 @@ def reset_master(optimizer: RuleOptimizer, p: torch.Tensor) -> None:
         optimizer.store.drop()
 
 
+def _make_state(optimizer: RuleOptimizer, params: Iterable[torch.Tensor]) -> None:
+    """Make the state of parameters that lack what is kept beside them; an error leaves none of it."""
+    lacking = [p for p in params if _key(optimizer, p) and _lost(optimizer, p) is None]
+    ids, before, made = {id(p) for p in lacking}, dict(optimizer.preallocated), optimizer.preallocated
+    try:
+        for index, group in enumerate(optimizer.param_groups):
+            if any(id(p) in ids for p in group["params"]):
+                preallocate(optimizer, index, ids)
+    except BaseException:
+        optimizer.preallocated = before
+        raise
+    optimizer.state.update({p: made.pop(p) for p in lacking if p in made})
+
+
+def _as_dict(what: str, given: Named) -> dict[str, torch.Tensor]:
+    """Return names and tensors, which are a mapping or pairs.
+
+    Raises:
+        TypeError: they are none.
+    """
+    try:
+        found = dict(given)
+    except (TypeError, ValueError):
+        raise TypeError(f"{what} is {kind_of(given)}; give names and tensors, as of model.named_parameters()") from None
+    for name, each in found.items():
+        if not isinstance(each, torch.Tensor):
+            raise TypeError(f"{name!r} in {what} is {kind_of(each)}, not a tensor")
+    return found
+
+
 def _check_own(optimizer: RuleOptimizer, params: Iterable[torch.Tensor]) -> None:
     own = {id(p) for _, _, p in occurrences(optimizer)}
     for p in params:
         if id(p) not in own:
-            raise ValueError(f"a tensor of shape {tuple(p.shape)} is no parameter of this optimizer")
+            said = f"a tensor of shape {tuple(p.shape)}" if isinstance(p, torch.Tensor) else kind_of(p)
+            raise ValueError(f"{said} is no parameter of this optimizer")
+
+
+def _key(optimizer: RuleOptimizer, p: torch.Tensor) -> str | None:
+    """Return the key in state of what a parameter has lost; None: nothing is kept beside it."""
+    form = optimizer.form_of(p)
+    return None if form is None or form.remainder is None else form.columns[1].key(PARAM)
 
 
 def _lost(optimizer: RuleOptimizer, p: torch.Tensor) -> torch.Tensor | None:
     """Return the column of what a parameter has lost; None: it has none so far."""
-    form = optimizer.form_of(p)
-    if form is None or form.remainder is None:
-        return None
-    found: torch.Tensor | None = (optimizer.state.get(p) or {}).get(form.columns[1].key(PARAM))
+    key = _key(optimizer, p)
+    found: torch.Tensor | None = None if key is None else (optimizer.state.get(p) or {}).get(key)
     return found
 
 

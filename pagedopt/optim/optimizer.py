@@ -92,8 +92,6 @@ def locked(method: Callable[Concatenate[Own, Args], Result]) -> Callable[Concate
 
 #: Options that are attributes, which users may set.
 _SETTABLE = ("state_format", "rounding", "seed", "blocks", "transport", "preallocate")
-#: Options that are attributes, for good.
-_FIXED = ("param_format", "param_rounding")
 
 
 @documented
@@ -166,7 +164,9 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
-        vars(self).update({name: chosen[name] for name in (*_SETTABLE, *_FIXED)})  # type: ignore[literal-required]
+        vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
+        self._of_params = chosen["param_format"], chosen["param_rounding"]
+        self._has_masters = self.param_format is not None
         self.max_grad_norm = chosen["max_grad_norm"]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -221,13 +221,13 @@ class PagedOptimizer(RuleOptimizer):
             note_scaling(self)
         if self._captured():
             return
-        if self.param_format is not None:
+        if self._has_masters:
             masters.look_for_writes(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
         done = self._plan = step.run() if self._overlap is None else self._overlap.take(step)
-        if self.param_format is not None:
+        if self._has_masters:
             masters.note_versions(self, done=self._overlap is None and self._within is None)
         self.warm = True
         self._quick.after(self, before, done)
@@ -247,7 +247,7 @@ class PagedOptimizer(RuleOptimizer):
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
-            if self.param_format is None:
+            if not self._has_masters:
                 return self._quick.take(self)
             masters.look_for_writes(self)
             if taken := self._quick.take(self):
@@ -726,7 +726,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._within is not None:
             self._within.wait()
 
-    @locked
     def start(self) -> None:
         """Launch a queued update now, and not with the next call of the model; see :meth:`attach`.
 
@@ -743,8 +742,9 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.start()
             >>> batch = next(batches)
         """
-        if self._overlap is not None and self._overlap.queued is not None:
-            self._overlap.queued.start()
+        with self._lock.now:  # not as others, which wait
+            if self._overlap is not None and self._overlap.queued is not None:
+                self._overlap.queued.start()
 
     @contextlib.contextmanager
     def waited(self) -> Iterator[None]:

@@ -62,21 +62,21 @@ class LastLaunches:
 
     def __init__(self, made_for: tuple[Any, ...], works: Sequence[Work], rows: Rows) -> None:
         self._made_for = made_for
-        last, begins = dict[int, tuple[int, int]](), dict[int, int]()  # by id: last launch and place; first launch
+        found = dict[int, tuple[int, int, int]]()  # by id: last launch, place there, first launch
         params, grads = _params(works), _grads(works)
         firsts = accumulate((len(work.seen) // 2 for work in works), initial=0)
         launches = [[first + i for i in launch] for first, each in zip(firsts, rows, strict=False) for launch in each]
         for number, launch in enumerate(launches):
             for place in launch:
-                if params[place] is not None and grads[place] is not None:
-                    last[id(params[place])] = number, place
-                    begins.setdefault(id(params[place]), number)
-        order = sorted(last.values())
-        self._places, self.numbers = [place for _, place in order], [number for number, _ in order]
+                if grads[place] is not None:
+                    *_, begin = found.get(id(params[place]), (number,))
+                    found[id(params[place])] = number, place, begin
+        order = sorted(found.values())
+        self._places, self.numbers = [place for _, place, _ in order], [number for number, *_ in order]
         self.total, self.ends = len(launches), [bisect_left(self.numbers, each) for each in range(len(launches) + 1)]
         touched = [*self.ends]
-        for at, place in enumerate(self._places):
-            touched[begins[id(params[place])] + 1] = at + 1  # the last of them is the largest
+        for count, (*_, begin) in enumerate(order, 1):
+            touched[begin + 1] = count  # the last of them is the largest
         self.touched = [*accumulate(touched, max)]
 
     @classmethod
@@ -146,7 +146,6 @@ class Pending:
         self._state_at, self._state_versions = [*map(_address, self.state)], [*map(_version, self._counters)]
         memories = self._looks[0][3]
         self.launch_of: dict[int | None, int] = dict(zip(memories, last.numbers, strict=True))
-        self.launch_of.pop(0, None)
         # Parameters that share memory may share a version, too.
         self._shared = {each for each, uses in Counter(memories).items() if uses > 1}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -309,18 +309,22 @@ def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:
         optimizer.preallocated.pop(member.param, None)
 
 
-def preallocate(optimizer: RuleOptimizer, index: int) -> None:
+def preallocate(optimizer: RuleOptimizer, index: int, of: Container[int] | None = None) -> None:
     """Make the state of group ``index``, the ring that its pages pass through, and its kernels.
 
     ``optimizer.state`` gets it in the first step in which a parameter has a gradient, as without.  Parameters that
-    require no gradient now, or have state, get none.
+    require no gradient now get none.
+
+    Args:
+        of: ids of the parameters that lack state, or part of it; None: those without any.
 
     Raises:
         MemoryError, torch.OutOfMemoryError: there is no room; nothing has been made.
         CompileError: a kernel cannot be compiled.
     """
     params = [p for p in optimizer.param_groups[index]["params"] if p.requires_grad and known(real_dtype(p.dtype))]
-    wanted = {id(p) for p in params if p not in optimizer.preallocated and not optimizer.state.get(p)}
+    lacks = (lambda p: not optimizer.state.get(p)) if of is None else (lambda p: id(p) in of)
+    wanted = {id(p) for p in params if p not in optimizer.preallocated and lacks(p)}
     everyone = members(optimizer, wanted, only=index)
     if not (found := [m for m in everyone.found if id(m.param) in wanted]):
         return

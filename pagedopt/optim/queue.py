@@ -28,7 +28,8 @@ def why_not(step: Step) -> str:
     works = step.work
     if not any(work.launch.route is not None for work in works):
         return "no page of its state is away"
-    if any(map(_reads_hyperparameters, works)):
+    transports = [work.launch.sweep.transport for work in works if work.launch.sweep.device.type == "cuda"]
+    if any(isinstance(each, DeviceStep) and each.reads_hyperparameters for each in transports):
         return "a hyperparameter is a tensor that the device reads"
     if not all(work.launch.lists.as_they_are for work in works):
         return "parameters or state are complex, DTensors, or have gaps or other strides"
@@ -39,17 +40,11 @@ def why_not(step: Step) -> str:
     return ""
 
 
-def _reads_hyperparameters(work: Work) -> bool:
-    """Return whether the launch reads a learning rate or beta from the device when its turn comes."""
-    transport = work.launch.sweep.transport if work.launch.sweep.device.type == "cuda" else None
-    return isinstance(transport, DeviceStep) and transport.reads_hyperparameters
-
-
 _NOTHING = Pending(LastLaunches((), (), ()), (), ())
 
 
 class QueuedStep:
-    """A step that is already counted, whose launches are pending.
+    """A step that is counted when it is launched, and whose launches are pending.
 
     On a CPU a launch is carried out when somebody waits for a parameter that it, or one behind it, updates.  On a GPU
     all launches are in a stream of their own, each with an event behind it, and who waits is the current stream.  What
@@ -57,14 +52,14 @@ class QueuedStep:
     copies to the device first come, first served, even across streams.  So a batch that is copied behind ``step()``
     would come behind all pages of a graph that is launched there, and the forward with it.
 
-    The caller calls :meth:`launch`, counts the step, and calls :meth:`counted`.  Only then is there something to wait
-    for.  After an error or an interrupt :meth:`finish` may be called again: it waits for what is left.
+    The caller calls :meth:`launch`.  Behind that there is something to wait for.  After an error or an interrupt
+    :meth:`finish` may be called again: it waits for what is left.
 
     Args:
-        step: its checks are done; see :func:`why_not`.
+        optimizer: whose step it is.
         side: the stream of the launches; None on a CPU, where fences carry them out.
         spare: events of earlier steps, to be used again; the list grows as needed.
-        before: :attr:`last` of an earlier step.
+        last: :attr:`last` of an earlier step.
 
     Attributes:
         side: see above.
@@ -76,11 +71,10 @@ class QueuedStep:
     """
 
     def __init__(
-        self, step: Step, side: torch.cuda.Stream | None, spare: list[Event], before: LastLaunches | None
+        self, optimizer: RuleOptimizer, side: torch.cuda.Stream | None, spare: list[Event], last: LastLaunches | None
     ) -> None:
-        self._optimizer: weakref.ref[RuleOptimizer] = weakref.ref(step.optimizer)
-        self._works, self._arenas, self._versions = step.work, step.ready.arenas, step.optimizer.store.versions
-        self.last = before
+        self._optimizer, self.last = weakref.ref(optimizer), last
+        self._arenas: Sequence[Arena] = ()
         self._pending = _NOTHING  # until the step is counted
         self.begun, self.total, self.misuse = 0, 0, ""
         self.lock, self._process = threading.RLock(), os.getpid()
@@ -93,36 +87,40 @@ class QueuedStep:
         self._waits: dict[int, int] = {}  # by stream: launches that it has waited for
         self._later: list[tuple[Work, StagedGraph | None]] = []  # is still to be launched
 
-    def launch(self) -> None:
-        """Get all launches ready; on a GPU, queue them if they are not to be graphs.
+    def launch(self, step: Step) -> None:
+        """Get all launches ready, and count the step; on a GPU, queue them if they are not to be graphs.
 
         After an error the current stream waits for those that were queued.
+
+        Args:
+            step: its checks are done; see :func:`why_not`.
         """
-        works, side = self._works, self.side
-        if side is None:
-            self.last = LastLaunches.of(works, [work.rows_by_launch() for work in works], self.last)
-            self._launches = _launches(works, self._arenas)
-            return
+        works, side, before = step.work, self.side, self.last
+        self._arenas = step.ready.arenas
         try:
-            side.wait_stream(self._owner)
-            with torch.cuda.stream(side):  # slots and tables that are made belong to it
-                later = [(work, work.graph(self._arenas)) for work in works]
+            if side is not None:
+                side.wait_stream(self._owner)
+            with torch.cuda.stream(side) if side is not None else contextlib.nullcontext():
+                later = [(work, work.graph(self._arenas)) for work in works]  # whose slots and tables belong to it
             rows = [work.rows_by_launch(whole=graph is not None) for work, graph in later]
-            before, self.last = self.last, LastLaunches.of(works, rows, self.last)
-            if self.last is not before:
-                self.last.keep_memory_for(side, works)
-            self._later = later
-            if any(graph is None and work.launch.route is not None for work, graph in later):
-                self._launch_on(side)
+            self.last = last = LastLaunches.of(works, rows, before)
+            if side is None:
+                self._launches = _launches(works, self._arenas)
+            else:
+                if last is not before:
+                    last.keep_memory_for(side, works)
+                self._later = later
+                if any(graph is None and work.launch.route is not None for work, graph in later):
+                    self._launch_on(side)
+            for work in works:
+                work.launch.sweep.begun = True  # from now on an error leaves the state damaged
+                work.write_numbers()
+            # Parameters and gradients as they are now, that the step is counted; fences wait from now on.
+            pending = Pending(last, works, step.optimizer.store.versions.counters)
+            self._pending, self.total = pending, last.total
         except BaseException:
             self.finish()
             raise
-
-    def counted(self) -> None:
-        """Remember parameters and gradients as they are, now that the step is counted; fences wait from now on."""
-        assert self.last is not None, "it was launched"
-        pending = Pending(self.last, self._works, self._versions.counters)
-        self._works, self._pending, self.total = (), pending, self.last.total  # all at once, or nothing
 
     def start(self) -> None:
         """On a GPU, launch what :meth:`launch` has left for later, behind what the gradients' stream was given by then.
@@ -130,25 +128,22 @@ class QueuedStep:
         Raises:
             SlotsInUse, CudaError: nothing was launched, and the next fence tries again; or state is damaged.
         """
-        if not self._later:
+        if (side := self.side) is None or not self.total or not self._later:  # of what is counted, some is left
             return
         with self.lock, Uninterrupted(gives_way=True):
-            if (side := self.side) is not None and self.total:  # it was counted
-                self._look(self.total, ahead=True)
-                if self._later:
-                    with self._written(lambda: not self._later):
-                        self._launch_on(side)
+            self._look(self.total, ahead=True)
+            with self._written(lambda: not self._later):
+                self._launch_on(side)
 
     def _launch_on(self, side: torch.cuda.Stream) -> None:
         """Queue all launches on a stream, each with an event behind it."""
-        later, total, events, spare = list[tuple[Work, StagedGraph | None]](), self.total, list[Event](), self._spare
+        later, events, spare = list[tuple[Work, StagedGraph | None]](), list[Event](), self._spare
         for work, _ in self._later:
             work.launch.sweep.begun = False
         try:
             later, self._later = self._later, []
             if not later:  # a signal handler has just waited for it
                 return
-            self.total = 0  # nobody can wait for what is not launched yet
             for work, _ in later:
                 work.check_slots()  # of all, before the first is launched
             with torch.cuda.stream(side):
@@ -163,13 +158,12 @@ class QueuedStep:
                             events[-1].record(side.cuda_stream)
             if self._dropped:
                 raise RuntimeError("a signal handler has waited for a step that was being launched")
-            self._events, self.total = events, total
+            self._events = events
         except BaseException:
             if not self._dropped and not any(work.launch.sweep.begun for work, _ in later):
-                self._later, self.total = later or self._later, total
+                self._later = later or self._later
             elif not torch.cuda.is_current_stream_capturing():
-                torch.cuda.current_stream(side.device).wait_stream(side)
-                self._owner.wait_stream(side)
+                self._join(side)
             for work, _ in later if self._pending is not _NOTHING else ():
                 # The step is counted: where step() itself has come here, state is damaged.
                 work.launch.sweep.begun = True
@@ -178,7 +172,7 @@ class QueuedStep:
     @property
     def passed(self) -> int:
         """How many launches the caller (on a GPU, the current stream) has waited for."""
-        return self.begun if self.side is None else self._waits.get(_current(self.side), 0)
+        return self.begun if self.side is None else self._waits.get(internals.current_stream(self.side.device_index), 0)
 
     def launch_of(self, tensor: torch.Tensor | None) -> int:
         """Return the number of the last launch that updates memory of a tensor; -1 if none does."""
@@ -207,7 +201,7 @@ class QueuedStep:
         with self.lock:
             before = self.begun
             self.start()
-            launches = min(launches, self.total)  # there are none behind an error
+            launches = min(launches, self.total)
             if self.side is not None:
                 self._hold(self.side, launches)
             elif self._launches is not None and launches > before:
@@ -218,21 +212,23 @@ class QueuedStep:
         """Wait for all updates, and until every page is back; return how many more launches have begun."""
         with self.lock:
             before, side = self.begun, self.side
-            if (
-                side is not None and torch.cuda.is_current_stream_capturing()
-            ):  # it cannot wait for another: the host does
+            if side is None:
+                self.wait_for()
+            elif not torch.cuda.is_current_stream_capturing():
+                self.wait_for()
+                self._join(side)
+            else:  # the stream cannot wait for another: the host does
                 with relaxed_capture():  # else CUDA allows no wait while any stream is captured
                     self.start()
                     self._look(self.total)
                     side.synchronize()
                 self.begun = self.total
-            else:
-                self.wait_for()
-                if side is not None:
-                    torch.cuda.current_stream(side.device).wait_stream(side)
-                    self._owner.wait_stream(side)  # gradients go back to it
             self._drop()
             return self.begun - before
+
+    def _join(self, side: torch.cuda.Stream) -> None:
+        torch.cuda.current_stream(side.device).wait_stream(side)
+        self._owner.wait_stream(side)  # gradients go back to it
 
     def _look(self, stop: int, ahead: bool = False) -> None:
         """Note what was done to parameters, gradients and state before the first launches.
@@ -282,12 +278,12 @@ class QueuedStep:
                         self._drop()
                 except BaseException:
                     self._drop()
-                    launches.close()  # brings fetched pages back; now, and not when the traceback is dropped
                     raise
 
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
-        current = _current(side)
+        stop = min(stop, len(self._events))  # there are none behind an error
+        current = internals.current_stream(side.device_index)
         passed = self._waits.get(current, 0)
         if passed < stop:
             self._look(stop)
@@ -299,25 +295,19 @@ class QueuedStep:
 
     def _drop(self) -> None:
         """Give back all that is kept alive."""
-        self._launches, self._later, self._works, self._dropped = None, [], (), True
+        launches, self._launches, self._later, self._dropped = self._launches, None, [], True
         self._pending.let_go(0, self._pending.last.total)
         self._pending.state.clear()
+        if launches is not None:
+            launches.close()  # brings fetched pages back; now, and not when a traceback is dropped
 
     def _abandon(self) -> None:
         """Launch nothing more: launches hold addresses, and the memory there may belong to others by now."""
-        launches = self._launches
         self._drop()
         self._pending, self.total = _NOTHING, self.begun
-        if launches is not None:
-            launches.close()  # brings fetched pages back
 
 
 def _launches(works: Sequence[Work], arenas: Sequence[Arena]) -> Generator[None]:
     """Carry out all updates; yield behind each launch."""
     for work in works:
         yield from work.passes(arenas)
-
-
-def _current(side: torch.cuda.Stream) -> int:
-    """Return the handle of the current stream on the device of another."""
-    return internals.current_stream(side.device_index)

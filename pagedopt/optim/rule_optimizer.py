@@ -71,8 +71,6 @@ class RuleOptimizer(torch.optim.Optimizer):
     state_format: StateFormat
     rounding: Rounding
     seed: int
-    param_format: ParamFormat
-    param_rounding: ParamRounding
     blocks: int | None
     transport: TransportOption
     preallocate: bool
@@ -83,6 +81,10 @@ class RuleOptimizer(torch.optim.Optimizer):
     factors: dict[torch.device, Factor]
     #: Those of the last step that has clipped, or was captured.
     clipped_by: dict[torch.device, Factor]
+    #: How parameters are stored, and how they are rounded: for good.
+    _of_params: tuple[ParamFormat, ParamRounding] = (None, "nearest")
+    #: Whether parameters may have lost something that is kept.
+    _has_masters: bool = False
     #: The record of the last step; None: the next one is prepared anew.
     _plan: Any = None
 
@@ -93,6 +95,16 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    @property
+    def param_format(self) -> ParamFormat:
+        """How parameters are stored, as the constructor was told; see notes/options.md."""
+        return self._of_params[0]
+
+    @property
+    def param_rounding(self) -> ParamRounding:
+        """How parameters are rounded, as the constructor was told; see notes/options.md."""
+        return self._of_params[1]
 
     @property
     def counts_steps(self) -> bool:

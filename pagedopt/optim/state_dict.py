@@ -15,7 +15,7 @@ from ..common.names import kind_of
 from ..formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ..formats.format import Column, Format
 from ..formats.int8 import OLD_ROOT2
-from ..formats.sixteen import PARAM, REMAINDERS
+from ..formats.sixteen import LOST, PARAM, REMAINDERS
 from ..rules import UPDATES
 from ..tables.tensors import (
     Misfit,
@@ -181,8 +181,8 @@ def _complete(
     """Add what only formats of parameters keep, if it was saved without: a count of steps, and what parameters lost."""
     if "step" in numbers and not optimizer.has_step:
         present.setdefault("step", 1.0)  # as of state that is there and not counted
-    if present.keys().isdisjoint(column.key(PARAM) for form in REMAINDERS for column in form.columns):
-        for key in [key for key, of in columns.items() if of.name == PARAM]:
+    if present.keys().isdisjoint(LOST):
+        for key in [key for key, of in columns.items() if of.form in REMAINDERS]:
             dtype = columns[key].column.dtype
             present[key] = like_shard(torch.zeros((), dtype=dtype, device="cpu").expand(local(p).shape), of=p)
 
@@ -206,7 +206,7 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
     for member in members(optimizer, state_dict):
         if member.entry:
             _check_entry(optimizer, member)
-            _check_lost(member)
+            _check_lost(optimizer, member)
             if others := _of_another(optimizer, member):
                 raise ValueError(
                     f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
@@ -214,13 +214,14 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
                 )
 
 
-def _check_lost(member: Loaded) -> None:
+def _check_lost(optimizer: RuleOptimizer, member: Loaded) -> None:
     """Raise ValueError if what a parameter has lost is loaded, and the optimizer does not keep it."""
     for form in REMAINDERS if PARAM not in member.states else ():
         if (key := form.columns[0].key(PARAM)) in member.entry:
             raise ValueError(
-                f"loaded state of parameter {member.key} has {key}, what it has lost in {form.of!r}, and this "
-                f"optimizer keeps none: give param_format={form.of!r}, or load decoded_state_dict(), which has none"
+                f"loaded state of parameter {member.key} has {key}, what it has lost in {form.of!r}. Here it is "
+                f"{member.param.dtype} with param_format={optimizer.param_format!r}, and keeps none: take bfloat16 "
+                f"parameters and param_format={form.of!r}, or load decoded_state_dict(), which has none"
             )
 
 
@@ -233,7 +234,8 @@ def _of_another(optimizer: RuleOptimizer, member: Loaded) -> list[str]:
     own = {name for rule in rules for name in rule.inputs[2:]}
     for rule in UPDATES.values():
         names = rule.inputs[2:]
-        if (own_names := member.states.keys() - {PARAM}) and own_names < {*names}:
+        own_names = {of.name for of in member.columns.values() if of.form not in REMAINDERS}
+        if own_names and own_names < {*names}:
             more = {name: _keys_of(name, member.entry) for name in names if name not in own}
             if more and all(more.values()):
                 return [key for keys in more.values() for key in keys]

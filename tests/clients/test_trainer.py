@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import weakref
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import clients
 import pytest
 import torch
 import torchvision_operators
+from children import run
 from clients import ADAMW, PLACES, Watched, digest, everywhere, gpt2, moved_alike, on_devices, values
 
 from pagedopt import PagedAdamW
@@ -95,6 +98,60 @@ def test_fp16_clipped_inside(tmp_path: Path, device: str, place: str) -> None:
     clients.agree(ends, STEPS, 2e-2, values(gpt2()), skips=True)
 
 
+#: Of a model loaded in bfloat16: the class's options, and bytes of state a parameter.
+SIXTEEN: dict[str, tuple[dict[str, Any], int]] = {
+    "stochastic": ({"param_rounding": "stochastic"}, 4),
+    "+8": ({"param_format": "bfloat16+8", "state_format": "int8"}, 9),
+    "+16": ({"param_format": "bfloat16+16"}, 10),
+}
+
+
+def in_bfloat16(folder: Path, device: str, stored: str, **arguments: Any) -> Any:
+    """A Trainer of a model that is loaded in bfloat16 from ``folder``."""
+    net = transformers.GPT2LMHeadModel.from_pretrained(str(folder / "gpt2"), dtype=torch.bfloat16)
+    options = {"lr": 1e-4, **SIXTEEN[stored][0], "device_budget": 0}
+    torch.manual_seed(0)
+    return trainer(folder / "made", device, net, (PagedAdamW, options), **{"max_steps": 200, **arguments})
+
+
+@on_devices
+@pytest.mark.parametrize("stored", SIXTEEN)
+def test_a_model_loaded_in_bfloat16(tmp_path: Path, device: str, stored: str) -> None:
+    """A model loaded in bfloat16, `param_rounding` or `param_format`: 200 steps, killed and resumed, to the bit."""
+    gpt2().save_pretrained(str(tmp_path / "gpt2"))
+    saving = {"save_strategy": "steps", "save_steps": 100}
+    whole = in_bfloat16(tmp_path, device, stored)
+    whole.train()
+    code = f"import test_trainer; test_trainer.train_until_killed({str(tmp_path)!r}, {device!r}, {stored!r})"
+    done = run("-c", code, timeout=110)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = in_bfloat16(tmp_path, device, stored, **saving)
+    again.train(resume_from_checkpoint=str(tmp_path / "made" / "checkpoint-100"))
+    assert again.state.global_step == 200
+    assert digest(again.model, inner(again)) == digest(whole.model, inner(whole))
+    opt, net = inner(again), again.model
+    assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
+    masters = opt.master_state_dict(net.named_parameters())
+    lost = sum(int((masters[name] != p).sum()) for name, p in net.named_parameters())
+    assert (lost > 0) is ("param_format" in SIXTEEN[stored][0])
+    state = sum(t.nbytes for entry in opt.state.values() for name, t in entry.items() if name != "step")
+    assert state <= SIXTEEN[stored][1] * sum(p.numel() for p in net.parameters())
+
+
+def train_until_killed(folder: str, device: str, stored: str) -> None:
+    """In a process of its own, which ends amid its way from a checkpoint to the next."""
+
+    class Kill(transformers.TrainerCallback):
+        def on_step_begin(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
+            if state.global_step == 130:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    clients.exact()
+    made = in_bfloat16(Path(folder), device, stored, save_strategy="steps", save_steps=100)
+    made.add_callback(Kill())
+    made.train()
+
+
 @everywhere
 def test_gradient_checkpointing(tmp_path: Path, device: str, place: str) -> None:
     """`gradient_checkpointing=True`."""
@@ -117,8 +174,7 @@ def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
 
 @on_devices
 def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
-    """`resume_from_checkpoint` in a new process: same bits as without interruption, also from one place to the
-    other."""
+    """`resume_from_checkpoint`: resumed, also in another place."""
 
     def run(place: str) -> str:
         made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import contract_page
-import contract_world
 import pytest
-from contract_world import OPTIMIZERS, PLACES, SCENARIOS, Place, Scenario, is_often
 from gpu_support import NEEDED
 from often import MARKS
+
+from pagedopt.optim.registry import OPTIMIZERS
+from tests.contract import page, scenarios
+from tests.contract.scenarios import PLACES, SCENARIOS, Place, Scenario, is_often
 
 #: What clipping does change, as it does in torch: a norm that is infinite or NaN makes NaN of all gradients; and an
 #: optimizer for each parameter has no norm of all.
 CHANGED = ("extreme values", "an optimizer for each parameter")
-assert contract_page.FILES, "it has loaded all scenarios"
+assert page.FILES, "it has loaded all scenarios"
 
 
 def cases() -> list[Any]:
@@ -34,7 +35,7 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize(("scene", "entry", "place"), cases())
 def test_with_a_norm_beyond_all_gradients(scene: Scenario, entry: Any, place: Place) -> None:
     clipping = Place(place.name, place.device, {**place.options, "max_grad_norm": float("inf")})
-    contract_world.hold(scene, entry, clipping)
+    scenarios.hold(scene, entry, clipping)
 
 
 def test_what_is_left_out_is_there() -> None:

@@ -6,9 +6,9 @@ import inspect
 import itertools
 
 import torch
-from contract_values import group_of, odd_values, switches, tried
-from contract_world import FLAGS, World, ordinary, scenario
 
+from tests.contract.odd_values import group_of, odd_values, switches, tried
+from tests.contract.scenarios import FLAGS, World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "hyperparameters"

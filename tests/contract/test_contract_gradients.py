@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, scenario, without_state
 
+from tests.contract.scenarios import World, scenario, without_state
 from tests.world import give
 
 CHAPTER = "gradients"
@@ -38,44 +38,6 @@ def plain(optimizer: Any, params: list[Any]) -> list[Any]:
     """Parameters and their state, whatever that's strides."""
     entries = [{k: v if v is None else v.contiguous() for k, v in optimizer.state.get(p, {}).items()} for p in params]
     return list(zip(params, entries, strict=True))
-
-
-@scenario(CHAPTER)
-def test_none_for_some(world: World) -> None:
-    """Gradients that come and go: state and step of who has none do not move, nor is state made before the first."""
-    params, opt = world.begin([(13, 18)] * 4)
-    for step, away in enumerate([{1}, {0, 1}, set(), {0, 2}, {3}, {0, 1, 2, 3}, {1, 2}, set()]):
-        give(params, step, away)
-        opt.step()
-        world.show(f"step {step}", opt, params)
-        world.say(f"step {step}: who has state", [p in opt.state for p in params])
-
-
-@scenario(CHAPTER)
-def test_none_for_all(world: World) -> None:
-    """Steps without any gradient, before the first one that has some, too."""
-    params, opt = world.begin([(5, 3), (4,)])
-    opt.step()
-    world.say("before", [len(opt.state), len(opt.state_dict()["state"])])
-    world.train(opt, params)
-    opt.zero_grad()
-    opt.step()
-    world.show("after", opt, params)
-
-
-@scenario(CHAPTER)
-def test_kept_or_new_memory(world: World) -> None:
-    """Gradients written into the memory they had, as ``zero_grad(set_to_none=False)`` leaves it, and new ones."""
-    params, opt = world.begin([(13, 18), (7,), ()])
-    give(params)
-    for step in range(6):
-        for i, p in enumerate(params):
-            p.grad.copy_(world.values(p.shape, 10 * step + i))
-            if step in (2, 4):
-                p.grad = p.grad.clone()
-        opt.step()
-        opt.zero_grad(set_to_none=False)
-    world.show("trained", opt, params)
 
 
 @scenario(CHAPTER)
@@ -256,18 +218,6 @@ def test_one_for_two_parameters(world: World) -> None:
             p.grad = grad
         opt.step()
     world.show("trained", opt, params)
-
-
-@scenario(CHAPTER)
-def test_gradients_of_what_is_frozen(world: World) -> None:
-    """``requires_grad_(False)`` between steps, the gradient still there or gone."""
-    params, opt = world.begin([(13, 18)] * 3, 2)
-    params[1].requires_grad_(False)
-    world.train(opt, params, range(2, 3))
-    params[1].grad = None
-    opt.step()
-    params[1].requires_grad_(True)
-    world.train(opt, params, range(3, 5), show="trained")
 
 
 @scenario(CHAPTER)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_values import group_of, odd_values, shown, switches, tried
-from contract_world import World, ordinary, scenario
 
+from tests.contract.odd_values import group_of, odd_values, shown, switches, tried
+from tests.contract.scenarios import World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "hyperparameters"

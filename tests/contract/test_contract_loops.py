@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from contract_world import World, scenario
 
+from tests.contract.scenarios import World, scenario
 from tests.world import give
 
 CHAPTER = "loops"
@@ -146,7 +146,7 @@ def test_clipping_inside(world: World) -> None:
 @scenario(CHAPTER)
 def test_a_scaled_loss(world: World) -> None:
     """A ``GradScaler`` whose scale doubles and halves, in each of torch's ways that take one: the steps that it skips,
-    ``unscale_`` before some, and what is left of the gradients."""
+    ``unscale_`` before some, what is left of the gradients, and a closure."""
     ways: list[dict[str, Any]] = [{}, *({"fused": fused} for fused in (False, True) if "fused" in world.known)]
     for way in ways:
         params, opt = world.begin([(13, 18), (7,), ()], **way)
@@ -165,6 +165,7 @@ def test_a_scaled_loss(world: World) -> None:
             if step not in (2, 5):
                 world.say(f"{way}, step {step}: gradients", [p.grad for p in params])
             world.show(f"{way}, step {step}", opt, params)
+        world.attempt(f"{way}: with a closure", scaler.step, opt, lambda: 1.0)
 
 
 @scenario(CHAPTER)
@@ -305,25 +306,3 @@ def test_threads(world: World) -> None:
         list(pool.map(train, range(2)))
     for number in range(2):
         world.show(f"at once: {number}", opts[number], many[number])
-
-
-@scenario(CHAPTER)
-def test_scaled_gradients(world: World) -> None:
-    """``GradScaler``: scaled losses, a gradient of infinity that skips a step, ``unscale_`` and clipping, a closure."""
-    flags: list[dict[str, Any]] = [{}, {"fused": True}] if "fused" in world.known else [{}]
-    for flag in flags:
-        params, opt = world.begin([(13, 18), (7,)], **flag)
-        scaler = torch.amp.GradScaler(world.device, init_scale=8.0, growth_interval=2)
-        for step in range(5):
-            opt.zero_grad()
-            scaler.scale(loss_of(params)).backward()
-            if step == 2:
-                params[0].grad[3, 3] = torch.inf
-            if step % 2:
-                scaler.unscale_(opt)
-                torch.nn.utils.clip_grad_norm_(params, 0.5)
-            scaler.step(opt)
-            scaler.update()
-            world.say(f"{flag}: scale and parameters {step}", [scaler.get_scale(), params])
-        world.say(f"{flag}: state", [{**opt.state[p]} for p in params])
-        world.attempt(f"{flag}: with a closure", scaler.step, opt, lambda: 1.0)

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, ordinary, scenario, through_a_file
+from optim_support import through_file
 
+from tests.contract.scenarios import World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "objects"
@@ -21,7 +22,7 @@ def unflagged(world: World, params: Any, **hyper: Any) -> Any:
     return world.make(params, **({} if world.ours or "fused" not in world.known else {"foreach": None}), **hyper)
 
 
-# --- copies ---------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 
 def copied(world: World, how: Callable[[Any], Any]) -> None:
@@ -67,7 +68,7 @@ def test_pickle_of_every_protocol(world: World) -> None:
 @scenario(CHAPTER)
 def test_a_whole_optimizer_in_a_file(world: World) -> None:
     """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
-    copied(world, lambda saved: through_a_file(saved, weights_only=False))
+    copied(world, lambda saved: through_file(saved, weights_only=False))
 
 
 @scenario(CHAPTER)
@@ -101,7 +102,7 @@ def test_set_state(world: World) -> None:
     world.show("after", opt, params)
 
 
-# --- what it says of itself -----------------------------------------------------------------------------------------
+# --- what it says of itself -------------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)
@@ -180,7 +181,7 @@ def test_state_as_a_mapping(world: World) -> None:
     world.say("keys", [key if isinstance(key, str) else "a parameter" for key in opt.state_dict()["state"]])
 
 
-# --- gradients ------------------------------------------------------------------------------------------------------
+# --- gradients --------------------------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)

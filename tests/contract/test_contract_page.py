@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from contract_page import PAGE, SCENARIOS, page
-
 from tests.contract.differences import DIFFERENCES
+from tests.contract.page import PAGE, SCENARIOS, page
 
 
 def test_every_difference_that_is_listed_has_its_scenario() -> None:
@@ -13,4 +12,4 @@ def test_every_difference_that_is_listed_has_its_scenario() -> None:
 
 
 def test_the_page_says_what_is_held_here() -> None:
-    assert PAGE.read_text() == page(), "write it anew: see tests/helpers/contract_page.py"
+    assert PAGE.read_text() == page(), "write it anew: see tests/contract/page.py"

@@ -7,33 +7,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from contract_world import World, scenario, without_state
 
+from tests.contract.scenarios import World, scenario, without_state
 from tests.world import give
 
 CHAPTER = "parameters"
-
-#: How a parameter's memory is laid out, made of dense values of a shape of two dimensions.
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "unaligned": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
-    "transposed": lambda t: t.t(),
-    "channels last": lambda t: t.reshape(5, 6, 7, -1).to(memory_format=torch.channels_last),
-    "permuted": lambda t: t.reshape(6, 7, -1).permute(2, 0, 1),
-    "columns": lambda t: t[:, ::3],
-    "part": lambda t: t[3:20, 5:9],
-    "transposed part": lambda t: t[3:20, 5:9].t(),
-    "row with gaps": lambda t: t.flatten()[::7],
-    "interleaved": lambda t: t.as_strided((3, 2), (2, 3)),
-    "dimensions of one": lambda t: t[:, None, :, None].as_strided((30, 1, 42, 1), (42, 9, 1, 7)),
-}
-
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def odd(world: World, dtype: torch.dtype = torch.float32) -> list[Any]:
-    """A parameter in each layout, between ordinary ones."""
-    made = [change(world.values((30, 42), 50 + i, dtype)) for i, change in enumerate(LAYOUTS.values())]
-    return [torch.nn.Parameter(p) for p in (world.values((7, 3), 3, dtype), *made, world.values((5,), 4, dtype))]
 
 
 def net(world: World) -> torch.nn.Module:
@@ -56,25 +34,6 @@ def rounded(values: Any, kind: str) -> list[torch.Tensor]:
 
 
 @scenario(CHAPTER)
-def test_sizes(world: World) -> None:
-    """Parameters of 0 dimensions, 0, 1, 3, 4,097 and more than 65,536 elements in one optimizer."""
-    world.begin([(), (0,), (1,), (3,), (4097,), (70_001,), (0, 5)], 3, show="trained")
-
-
-@scenario(CHAPTER)
-def test_layouts(world: World) -> None:
-    """Unaligned views, channels last, transposed, permuted, slices with gaps; state is laid out as torch's."""
-    world.trained(odd(world), show="trained")
-
-
-@scenario(CHAPTER)
-def test_complex_parameters(world: World) -> None:
-    """Parameters of complex numbers, with gaps and of 0 dimensions, too, beside real ones."""
-    wide, narrow = odd(world, torch.complex128), odd(world, torch.complex64)
-    world.trained([*wide, *narrow, world.param((9,), 1), world.param((), 2, torch.complex64)], show="trained")
-
-
-@scenario(CHAPTER)
 def test_thousands_of_tiny_tensors(world: World) -> None:
     """5,000 parameters of a few elements each."""
     params = [torch.nn.Parameter(v[: 1 + i % 4].clone()) for i, v in enumerate(world.values((5_000, 4), 1))]
@@ -90,28 +49,6 @@ def test_thousands_of_tiny_tensors(world: World) -> None:
         world.say(f"state {name}", torch.cat([opt.state[p][name].flatten() for p in params]))
 
 
-@scenario(CHAPTER)
-def test_several_dtypes(world: World) -> None:
-    """float32, float64, bfloat16, float16 and complex parameters in one optimizer, in one group and in several."""
-    kinds = (*FLOATS, torch.complex64, torch.complex128)
-    params = [world.param((17, 5), i, kinds[i % len(kinds)]) for i in range(2 * len(kinds))]
-    opt = world.make([{"params": params[:7]}, {"params": params[7:], "lr": 0.05}])
-    world.train(opt, params)
-    for kind in kinds:
-        world.show(str(kind), opt, [p for p in params if p.dtype == kind])
-
-
-@scenario(CHAPTER)
-def test_default_dtype_float64(world: World) -> None:
-    """``torch.set_default_dtype(torch.float64)``: a model made under it, and what the optimizer counts with."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        world.trained([*net(world).parameters(), world.param((4, 5), 9)], show="trained")
-    finally:
-        torch.set_default_dtype(before)
-
-
 @scenario(CHAPTER, "cuda")
 def test_two_devices(world: World) -> None:
     """Parameters on the CPU and on a GPU in one optimizer, while another GPU is the current device, if there is one."""
@@ -124,16 +61,6 @@ def test_two_devices(world: World) -> None:
         world.say("current device", torch.cuda.current_device())
     world.show("trained", opt, params)
     world.say("devices", [str(v.device) for p in params for v in opt.state[p].values()])
-
-
-@scenario(CHAPTER)
-def test_frozen_integers(world: World) -> None:
-    """Parameters of integers that take no gradient, as quantized layers have, among those that are trained."""
-    codes = torch.nn.Parameter(torch.arange(9, device=world.device).to(torch.int8), requires_grad=False)
-    params = [world.param((5, 4)), codes, world.param((3,), 1)]
-    opt = world.make(params)
-    world.attempt("steps", world.train, opt, [params[0], params[2]])
-    world.show("trained", opt, params)
 
 
 @scenario(CHAPTER)
@@ -162,7 +89,7 @@ def _storage(p: Any, data: torch.Tensor) -> None:
 CHANGES: dict[str, Callable[[Any], None]] = {
     "moved": lambda p: _set(p, p.data.clone()),
     "moved into a larger one": lambda p: _set(p, torch.cat([p.data, p.data])[13:]),
-    "moved off its alignment": lambda p: _set(p, LAYOUTS["unaligned"](p.data)),
+    "moved off its alignment": lambda p: _set(p, torch.cat([p.data.flatten()[:1], p.data.flatten()])[1:].view(p.shape)),
     "set_ to other memory": lambda p: _storage(p, p.data.clone()),
     "set_ to other strides": lambda p: _storage(p, p.data.t().contiguous().t()),
     "other strides": lambda p: _set(p, p.data.t().contiguous().t()),

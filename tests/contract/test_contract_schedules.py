@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from contract_world import World, scenario
 from torch.optim import lr_scheduler, swa_utils
+
+from tests.contract.scenarios import World, scenario
 
 CHAPTER = "loops"
 

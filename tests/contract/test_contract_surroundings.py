@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contract_world import World, scenario
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tests.contract.scenarios import World, scenario
 from tests.world import give
 
 CHAPTER = "loops"

@@ -1,23 +1,22 @@
-"""Checkpoints on a GPU: new processes go on to the same bits, and neither saving nor loading moves or takes pages."""
+"""Checkpoints on a GPU: neither saving nor loading moves or takes pages."""
 
 from __future__ import annotations
 
 import copy
-import io
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import resume
 import torch
 from gpu_support import NEEDED, settled
-from resume import STEPS, Case
+from optim_support import through_file
 
+from pagedopt import PagedAdamW
 from pagedopt.optim.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
 from pagedopt.system import driver
+from tests.world import give, numbers
 
 pytestmark = NEEDED
 
@@ -35,42 +34,29 @@ PLACES: dict[str, tuple[str | None, float | None]] = {
     "host": ("host", None),
     "host 0": ("host", 0),
 }
-#: What each wrote itself, wherever the file is loaded to; and, by way of two of them, what each other wrote.
-CASES = [
-    Case(name, *place, "float32", location)
-    for (name, place), location in itertools.product(PLACES.items(), (None, "cpu", "cuda"))
-]
-CASES += [Case("mapped half", *place, "bfloat16") for place in PLACES.values()]
-CASES += [Case(name, "device", None, "bfloat16", "cpu") for name in PLACES]
+SHAPES = ((1023, 1025), (1500, 1001), (7,), (1 << 19,))
+STATE_BYTES = 8 * sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What every case gives in one process of its own, and as ``"whole …"`` what 10 steps give here."""
-    folder = tmp_path_factory.mktemp("resume")
-    found = {}
-    for (name, place), dtype in itertools.product(PLACES.items(), resume.DTYPES):
-        params = resume.parameters("cuda", dtype)
-        opt = resume.optimizer(params, *place)
-        resume.train(params, opt, 0)
-        resume.save(folder, name, dtype, params, opt)
-        resume.train(params, opt, STEPS)
-        found[f"whole {name} {dtype}"] = resume.digest(params, opt)
-    return found | resume.in_new_process(folder, CASES, "cuda")
+def made(name: str) -> tuple[list[torch.nn.Parameter], Any]:
+    """Parameters, and an optimizer of two groups whose state is in a place."""
+    params = [torch.nn.Parameter(numbers(shape, i, "cuda")) for i, shape in enumerate(SHAPES)]
+    return params, optimizer(params, name)
 
 
-@pytest.mark.parametrize("dtype", resume.DTYPES)
-def test_saving_changes_nothing(dtype: str, results: dict[str, str]) -> None:
-    params = resume.parameters("cuda", dtype)
-    opt = resume.optimizer(params, "device", None)
-    resume.train(params, opt, 0, 2 * STEPS)
-    whole = resume.digest(params, opt)
-    assert {name: results[f"whole {name} {dtype}"] for name in PLACES} == dict.fromkeys(PLACES, whole)
+def optimizer(params: list[torch.nn.Parameter], name: str) -> Any:
+    placement, budget = PLACES[name]
+    if budget is not None and budget < 1:
+        budget = int(budget * STATE_BYTES)
+    groups = [{"params": params[1:], "lr": 0.02, "weight_decay": 0.3}, {"params": params[:1], "betas": (0.8, 0.9)}]
+    return PagedAdamW(groups, placement=placement, **({} if budget is None else {"device_budget": budget}))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_new_process_goes_on_to_the_same_bits(case: Case, results: dict[str, str]) -> None:
-    assert results[case.name] == results[f"whole device {case.dtype}"], results[case.name]
+def train(params: list[torch.nn.Parameter], opt: Any, first: int, count: int) -> None:
+    """One parameter has no gradient, another one in each step."""
+    for step in range(first, first + count):
+        give(params, step, skip=(step % 3,))
+        opt.step()
 
 
 def used() -> int:
@@ -89,17 +75,13 @@ def peak_of(work: Callable[[], Any]) -> int:
 
 
 def trained(name: str) -> tuple[list[torch.nn.Parameter], Any]:
-    params = resume.parameters("cuda", "float32")
-    opt = resume.optimizer(params, *PLACES[name])
-    resume.train(params, opt, 0, 2)
+    params, opt = made(name)
+    train(params, opt, 0, 2)
     return params, opt
 
 
 def on_host(opt: Any) -> dict[str, Any]:
-    file = io.BytesIO()
-    torch.save(opt.state_dict(), file)
-    file.seek(0)
-    found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    found: dict[str, Any] = through_file(opt.state_dict(), map_location="cpu")
     return found
 
 
@@ -122,7 +104,7 @@ def test_saving_moves_no_page_and_takes_no_device_memory(name: str, tmp_path: Pa
     after = opt.memory_report()
     assert (after.by_place, after.measured) == (before.by_place, before.measured)
     # Two arenas, because one parameter had its first gradient later, with two sections of granules each.
-    assert (tmp_path / "state.pt").stat().st_size <= resume.state_bytes("cuda") + 4 * GRANULE + MIB
+    assert (tmp_path / "state.pt").stat().st_size <= STATE_BYTES + 4 * GRANULE + MIB
 
 
 FORMS = {
@@ -138,7 +120,7 @@ FORMS = {
 @pytest.mark.parametrize("name", PLACES)
 def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str, form: str) -> None:
     params, opt, saved = saved_as(FORMS[form], name)
-    resume.train(params, opt, 2, 1)
+    train(params, opt, 2, 1)
     before, taken = opt.memory_report(), used()
     addresses = [t.data_ptr() for p in params for k, t in opt.state[p].items() if k != "step"]
     assert peak_of(lambda: opt.load_state_dict(saved)) <= STAGING_BYTES
@@ -147,7 +129,7 @@ def test_loading_keeps_addresses_and_places_and_takes_at_most_a_chunk(name: str,
     after = opt.memory_report()
     assert after.by_place == before.by_place
     for place, nbytes in before.measured.items():
-        assert abs(after.measured[place] - nbytes) <= 0.02 * resume.state_bytes("cuda"), after
+        assert abs(after.measured[place] - nbytes) <= 0.02 * STATE_BYTES, after
     for i, p in enumerate((*params[1:], *params[:1])):
         for k in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(opt.state[p][k].cpu(), saved["state"][i][k].float().cpu())
@@ -172,7 +154,7 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
         used()
         torch.cuda.reset_peak_memory_stats()
         allocated = torch.cuda.memory_allocated()
-        opt = resume.optimizer(params, *PLACES[name])
+        opt = optimizer(params, name)
         if load:
             opt.load_state_dict(saved)
         opt.step()
@@ -187,9 +169,8 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
 @pytest.mark.parametrize("steps", [0, 2])
 def test_room_that_is_not_there_leaves_the_optimizer_as_it_was(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = on_host(trained("device")[1])
-    params = resume.parameters("cuda", "float32")
-    opt = resume.optimizer(params, "managed", 0)
-    resume.train(params, opt, 0, steps)
+    params, opt = made("managed 0")
+    train(params, opt, 0, steps)
     for p in params[:2]:
         opt.state.pop(p, None)
     before = [(p, dict(e)) for p, e in opt.state.items()]
@@ -207,17 +188,15 @@ def test_room_that_is_not_there_leaves_the_optimizer_as_it_was(steps: int, monke
 
 @pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"capturable": True}], ids=str)
 def test_step_counts_of_torch_come_from_the_device(how: dict[str, bool]) -> None:
-    params = resume.parameters("cuda", "float32")
-    for p in params:
-        p.grad = torch.ones_like(p)
+    params, opt = made("mapped half")
+    give(params)
     theirs = torch.optim.AdamW(params, **how)
     for _ in range(3):
         theirs.step()
-    opt = resume.optimizer(params, "mapped", 0.5)
-    numbers = {id(p): i for i, p in enumerate(params)}
+    order = {id(p): i for i, p in enumerate(params)}
     saved = theirs.state_dict()
     saved["param_groups"] = [
-        {**saved["param_groups"][0], "params": [numbers[id(p)] for p in group["params"]]} for group in opt.param_groups
+        {**saved["param_groups"][0], "params": [order[id(p)] for p in group["params"]]} for group in opt.param_groups
     ]
     opt.load_state_dict(saved)
     for p in params:
@@ -227,18 +206,6 @@ def test_step_counts_of_torch_come_from_the_device(how: dict[str, bool]) -> None
         assert all(torch.equal(opt.state[p][k], theirs.state[p][k]) for k in ("exp_avg", "exp_avg_sq"))
     opt.step()
     assert float(theirs.state[params[0]]["step"]) == 3, "the loaded tensors were counted on"
-
-
-@pytest.mark.parametrize("name", ["mapped half", "managed half", "host"])
-def test_a_copied_optimizer_has_its_state_where_its_options_say(name: str) -> None:
-    params, opt = trained(name)
-    params2, opt2 = copy.deepcopy((params, opt))
-    here, there = opt.memory_report().by_place, opt2.memory_report().by_place
-    assert here.keys() == there.keys()
-    assert all(abs(here[place] - there[place]) <= 4 * GRANULE for place in here)  # one arena in place of two
-    for some, one in ((params, opt), (params2, opt2)):
-        resume.train(some, one, 2, 2)
-    assert resume.digest(params, opt) == resume.digest(params2, opt2)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

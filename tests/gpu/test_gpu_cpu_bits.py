@@ -5,6 +5,8 @@ Infinities and denormals are compared, too; of a NaN only that it is one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from gpu_support import NEEDED
@@ -18,6 +20,13 @@ from tests.specs import CASES as OPTIMIZERS
 pytestmark = NEEDED
 
 SHAPES = ((), (3,), (64, 65), (100_003,))
+#: Parameters of 16 bits.
+SIXTEEN: dict[str, dict[str, Any]] = {
+    "bfloat16 at random": {"dtype": torch.bfloat16, "param_rounding": "stochastic"},
+    "float16 at random": {"dtype": torch.float16, "param_rounding": "stochastic"},
+    "bfloat16+8, int8": {"dtype": torch.bfloat16, "param_format": "bfloat16+8", "state_format": "int8"},
+    "bfloat16+16": {"dtype": torch.bfloat16, "param_format": "bfloat16+16"},
+}
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
@@ -33,17 +42,19 @@ def test_rules_on_cpu_and_gpu_agree(case: tuple[Rule, str]) -> None:
         assert_same_bits(rule, before, there, here)
 
 
-@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("stored", [*STORED, *SIXTEEN])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_on_cpu_and_gpu_agree(name: str, stored: str) -> None:
     """Parameters and state after each of twenty steps, with special values among the gradients."""
-    (dtype, of_state), case = STORED[stored], OPTIMIZERS[name]
+    options, case = {**SIXTEEN.get(stored, {})}, OPTIMIZERS[name]
+    dtype, of_state = STORED[stored] if stored in STORED else (options.pop("dtype"), None)
+    options.setdefault("state_format", None if of_state is dtype else of_state)
     generator = torch.Generator().manual_seed(1)
     start = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
     runs = []
     for device in ("cpu", "cuda"):
         params = [torch.nn.Parameter(value.to(device, copy=True)) for value in start]
-        optimizer = case.make(False, [{"params": params}], state_format=None if of_state is dtype else of_state)
+        optimizer = case.make(False, [{"params": params}], **options)
         runs.append((device, params, optimizer))
     for step in range(20):
         grads = [spoilt(torch.randn(shape, generator=generator).to(dtype), generator) for shape in SHAPES]
@@ -54,6 +65,8 @@ def test_optimizers_on_cpu_and_gpu_agree(name: str, stored: str) -> None:
         (_, here, ours), (_, there, others) = runs
         for a, b in zip(here, there, strict=True):
             assert same_values(b.detach().cpu(), a.detach()), f"parameter after step {step + 1}"
+            if "param_format" in options:
+                assert same_values(others.master(b).cpu(), ours.master(a)), f"master after step {step + 1}"
             assert ours.state[a].keys() == others.state[b].keys()
             for key, value in ours.state[a].items():
                 assert same_values(others.state[b][key].cpu(), value), f"{key} after step {step + 1}"

@@ -128,18 +128,26 @@ def save(file: Path, opt: Any, params: Params) -> None:
 
 #: Of the training that is killed: state of one parameter is away, and rounding adds up.
 LONG, SMALL_SHAPES = 200, ((64, 100), (50, 7), (40, 230))
+#: How it is stored: the dtype of parameters, and options.
+STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
+    "int8": (torch.float32, {"state_format": "int8"}),
+    "stochastic": (torch.bfloat16, {"param_rounding": "stochastic"}),
+    "+8 and int8": (torch.bfloat16, {"param_format": "bfloat16+8", "state_format": "int8"}),
+    "+16": (torch.bfloat16, {"param_format": "bfloat16+16"}),
+}
 
 
-def long_training(place: str) -> tuple[PagedOptimizer, Params]:
+def long_training(place: str, stored: str) -> tuple[PagedOptimizer, Params]:
     """A small optimizer for many steps."""
-    params = parameters(shapes=SMALL_SHAPES)
-    return PagedAdamW(params, lr=1e-2, state_format="int8", seed=3, **PLACES[place]), params
+    dtype, options = STORED[stored]
+    params = parameters(dtype, SMALL_SHAPES)
+    return PagedAdamW(params, lr=1e-2, seed=3, **options, **PLACES[place]), params
 
 
-def train_until_killed(folder: str) -> None:
+def train_until_killed(folder: str, stored: str) -> None:
     """In a process of its own: a checkpoint halfway, and steps without end."""
     torch.set_num_threads(1)
-    opt, params = long_training("file")
+    opt, params = long_training("file", stored)
     train(opt, params, range(LONG // 2))
     save(Path(folder) / "half.pt", opt, params)
     train(opt, params, range(LONG // 2, 1 << 40))

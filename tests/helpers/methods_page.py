@@ -17,8 +17,10 @@ PAGE = ROOT / "notes" / "methods.md"
 _HEAD = """\
 # Methods of every optimizer
 
-Made by `tests/helpers/methods_page.py` of docstrings; do not edit. Methods of torch's optimizers are the same and, but
-for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more on `attach`.
+Made by `tests/helpers/methods_page.py` of docstrings; do not edit. Arguments and errors:
+`help(pagedopt.PagedAdamW.attach)`, or the page of public names on the site (`make docs`). Methods of torch's optimizers
+are the same and, but for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more
+on `attach`.
 """
 #: Methods by what they are for; behind one the class of what it returns.
 PARTS: dict[str, tuple[Any, ...]] = {

@@ -95,12 +95,12 @@ def same(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-def through_file(value: Any, **how: Any) -> Any:
+def through_file(value: Any, weights_only: bool = True, **how: Any) -> Any:
     """What torch reads of what it has written."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
-    return torch.load(file, **how)
+    return torch.load(file, weights_only=weights_only, **how)
 
 
 COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}

@@ -5,8 +5,6 @@ PYTHONPATH=.:tests/helpers python -m options_page
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from made_pages import table
 from paths import ROOT
 
@@ -24,19 +22,17 @@ what they cost.
 
 
 def page() -> str:
-    rows = [
-        (f"`{name}`", option.range or _code(option.taken), f"`{option.written}`", option.what)
-        for name, option in TABLE.items()
-    ]
-    parts = [_HEAD, table(("option", "values", "default", "what it says"), rows)]
+    rows = [(f"`{name}`", f"`{option.written}`", option.what) for name, option in TABLE.items()]
+    parts = [_HEAD, table(("option", "default", "what it says"), rows)]
     for name, option in TABLE.items():
-        rows = [(_code([value]), meaning) for value, meaning in option.values.items()]
-        parts.append(f"## {name}\n\n" + table((f"`{name}=`", "means"), rows))
+        meanings = [(_code(value), meaning) for value, meaning in option.values.items()]
+        range_ = f"Values: {option.range}.\n\n" if option.range else ""
+        parts.append(f"## {name}\n\n{range_}" + table((f"`{name}=`", "means"), meanings))
     return "\n".join(parts)
 
 
-def _code(values: Iterable[str]) -> str:
-    return ", ".join(f"`{each}`" for value in values for each in value.split(", "))
+def _code(values: str) -> str:
+    return ", ".join(f"`{each}`" for each in values.split(", "))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -72,15 +73,26 @@ class PlayedGraph:
             self.graph = None
 
 
+class Current(threading.local):
+    """The current stream of a thread."""
+
+    handle = 0
+
+
 class Torch:
     """The part of torch that knows of CUDA."""
 
     def __init__(self, order: Order, memory: Memory, driver: Driver) -> None:
         self.order, self.memory, self.driver = order, memory, driver
-        self.current = 0
+        self._current = Current()
         self.users: dict[int, set[int]] = {}  # streams that memory was recorded for, by where it begins
         self.on_host = False  # whether results go to the host, whatever the operands
         self._closed = False
+
+    @property
+    def current(self) -> int:
+        """The handle of the current stream."""
+        return self._current.handle
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Stream, "order", self.order, raising=False)
@@ -127,11 +139,11 @@ class Torch:
 
     @contextlib.contextmanager
     def on_handle(self, handle: int) -> Iterator[None]:
-        before, self.current = self.current, handle
+        before, self._current.handle = self.current, handle
         try:
             yield
         finally:
-            self.current = before
+            self._current.handle = before
 
     @contextlib.contextmanager
     def capture(self, graph: PlayedGraph) -> Iterator[None]:

@@ -205,6 +205,6 @@ def same_values(got: torch.Tensor, want: torch.Tensor, roundings: float = 0) -> 
     if roundings:
         eps = torch.finfo(got.dtype).eps
         return torch.allclose(got, want, rtol=roundings * eps, atol=torch.finfo(got.dtype).tiny, equal_nan=True)
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.itemsize]
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[got.itemsize]
     numbers, others = (t.masked_fill(t.isnan(), 0).view(bits) for t in (got, want))
     return got.dtype is want.dtype and torch.equal(numbers, others) and torch.equal(got.isnan(), want.isnan())

@@ -7,6 +7,7 @@ import functools
 import gc
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +16,27 @@ from cache_support import in_child
 from gpu_support import DEVICES
 from often import MARKS, long_but
 from optim_support import same, stepped
-from support import default_dtype
+from support import BF16, F32, F64, default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
-from tests.acts import BEFORE, FLAGS, HOME, MOVES, NORMS, OUTSIDE, RESETS, STATE, absent, acts_of, add_group, each_entry
+from tests.acts import (
+    BEFORE,
+    FLAGS,
+    HOME,
+    MOVES,
+    NORMS,
+    OUTSIDE,
+    RESETS,
+    STATE,
+    absent,
+    acts_of,
+    add_group,
+    each_entry,
+    transposed,
+    with_gaps,
+    within,
+)
 from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
@@ -40,6 +57,7 @@ from tests.world import (
     parameters,
     record,
     steps,
+    values,
 )  # fmt: skip
 
 #: Acts that change no tensor of state: where state lies does not matter to them.
@@ -166,6 +184,37 @@ MIXED = [torch.float32, torch.bfloat16, torch.float32, torch.float64, torch.floa
 def test_parameters_of_several_dtypes(case: Case, sides: Any, device: str) -> None:
     ours = Worlds(case, *sides, dtypes=MIXED, device=device).step(9).ours[0]
     assert ours.quick >= 4 * QUICK
+
+
+#: How a parameter lies in memory, made of a matrix of (30, 42).
+LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    within, transposed, torch.t, with_gaps,
+    lambda t: t.reshape(5, 6, 7, -1).to(memory_format=torch.channels_last),
+    lambda t: t.reshape(6, 7, -1).permute(2, 0, 1),
+    lambda t: t[3:20, 5:9], lambda t: t[3:20, 5:9].t(), lambda t: t.flatten()[::7],
+    lambda t: t.as_strided((3, 2), (2, 3)),
+    lambda t: t[:, None, :, None].as_strided((30, 1, 42, 1), (42, 9, 1, 7)),
+)  # fmt: skip
+SIZES = ((), (0,), (1,), (3,), (4097,), (70_001,), (0, 5))
+KINDS = {
+    "real": (F32,),
+    "complex": (torch.complex64, torch.complex128),
+    "several": (F32, BF16, F64, torch.complex64),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES.values(), ids=str)
+def test_parameters_of_any_size_and_layout(case: Case, kind: str, device: str) -> None:
+    """Each layout and each size with each dtype."""
+
+    def make(device: str) -> list[torch.Tensor]:
+        matrices = [values((30, 42), i, device, dtype) for i, dtype in enumerate(KINDS[kind])]
+        sizes = [values(size, i, device, dtype) for i, size in enumerate(SIZES) for dtype in KINDS[kind]]
+        return [layout(matrix) for layout in LAYOUTS for matrix in matrices] + sizes
+
+    assert not Worlds(case, *SIDES, make=make, device=device).step(4).over
 
 
 @pytest.mark.parametrize("device", DEVICES)

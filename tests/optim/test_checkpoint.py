@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import pickle
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from optim_support import ADAMW, ready, same, through_file, train, trained
+from optim_support import same, train, trained
 from stand_ins import raising
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import load
-from tests.specs import SPECS, Spec
 
 StateDict = dict[str, Any]
 
@@ -116,36 +113,12 @@ def test_what_does_not_fit_raises_and_changes_nothing(name: str, steps: int) -> 
     assert same(net.parameters(), trained(steps + 2)[0].parameters())
 
 
-def test_the_right_dict_loads_after_a_wrong_one() -> None:
-    net, opt = trained(5)
-    good = copy.deepcopy(opt.state_dict())
-    bad = copy.deepcopy(good)
-    bad["state"][3].pop("exp_avg")
-    again = PagedAdamW(net.parameters(), lr=1.0)
-    with pytest.raises(ValueError, match="parameter 3 has no exp_avg;"):
-        again.load_state_dict(bad)
-    again.load_state_dict(good)
-    assert photograph(again)[2] == photograph(opt)[2]
-    assert same_state(again, opt)
-
-
 def same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> bool:
     x, y = a.state_dict()["state"], b.state_dict()["state"]
     return x.keys() == y.keys() and all(
         list(x[k]) == list(y[k]) and all(x[k][n].dtype == y[k][n].dtype and torch.equal(x[k][n], y[k][n]) for n in x[k])
         for k in x
     )
-
-
-def test_a_file_cut_off_anywhere_changes_nothing(tmp_path: Path) -> None:
-    _, opt = trained()
-    torch.save(opt.state_dict(), tmp_path / "whole.pt")
-    whole, before = (tmp_path / "whole.pt").read_bytes(), photograph(opt)
-    for share in (0, 0.1, 0.5, 0.9, 0.999):
-        (tmp_path / "cut.pt").write_bytes(whole[: int(len(whole) * share)])
-        with pytest.raises((RuntimeError, EOFError, OSError)):
-            opt.load_state_dict(torch.load(tmp_path / "cut.pt", weights_only=True))
-        assert photograph(opt) == before
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -228,55 +201,6 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
         [(p.shape, name, torch.float32) for p in params[1:3] for name in ("exp_avg", "exp_avg_sq")]
     ]
     assert [list(opt.state[p]) for p in params] == [["step", "exp_avg", "exp_avg_sq"]] * 4
-
-
-@pytest.mark.parametrize("spec", SPECS.values(), ids=str)
-def test_a_group_that_comes_behind_a_load_may_be_loaded(spec: Spec) -> None:
-    """torch's load adds a default, which groups that come later have."""
-    first, second = (spec.entry.optimizer([torch.nn.Parameter(torch.ones(3))], lr=0.1) for _ in range(2))
-    first.load_state_dict(second.state_dict())
-    for optimizer in (first, second):
-        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    first.load_state_dict(second.state_dict())
-    assert len(first.param_groups) == 2
-
-
-def test_entries_of_the_optimizer_s_own_dict_may_change_places() -> None:
-    params = [ready(5, grad) for grad in (1, 2, 3)]
-    opt = PagedAdamW(params, **ADAMW)
-    opt.step()
-    state_dict = opt.state_dict()
-    values = [state_dict["state"][i]["exp_avg"].clone() for i in range(3)]
-    state_dict["state"] = {0: state_dict["state"][1], 1: state_dict["state"][0], 2: state_dict["state"][2]}
-    before = photograph(opt)[4]
-    opt.load_state_dict(opt.state_dict())
-    assert [v["exp_avg"] for v in photograph(opt)[4].values()] == [v["exp_avg"] for v in before.values()]
-    opt.load_state_dict(state_dict)
-    assert all(torch.equal(opt.state[p]["exp_avg"], values[i]) for p, i in zip(params, (1, 0, 2), strict=True))
-
-
-def test_the_state_of_a_living_optimizer_is_copied() -> None:
-    net, opt = trained(3)
-    other = PagedAdamW(net.parameters(), **ADAMW)
-    other.load_state_dict(opt.state_dict())
-    assert same_state(opt, other)
-    train(net, other, 1, first=3)
-    assert float(opt.state_dict()["state"][0]["step"]) == 3
-    assert not torch.equal(*(o.state_dict()["state"][0]["exp_avg"] for o in (opt, other)))
-
-
-@pytest.mark.parametrize(
-    "copied", [functools.partial(through_file, weights_only=False), copy.deepcopy], ids=["pickle", "deepcopy"]
-)
-def test_a_copied_optimizer_has_its_state_where_its_options_say(copied: Callable[[Any], Any]) -> None:
-    net, opt = trained(3, placement="file", device_budget=0)
-    net2, opt2 = copied((net, opt))
-    assert opt2.memory_report().by_place == opt.memory_report().by_place
-    assert opt2.memory_report().by_place.keys() == {"file"}
-    assert same_state(opt, opt2)
-    train(net, opt, 2, first=3)
-    train(net2, opt2, 2, first=3)
-    assert same(net.parameters(), net2.parameters())
 
 
 @pagedopt.rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from optim_support import ADAMW, step_on_ones, train, trained
 from pagedopt import PagedAdamW
 from pagedopt.optim import load
 from pagedopt.placements.store import find
+from tests.world import parameters, steps
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as the parameter": lambda t: t.clone(),
@@ -125,19 +127,6 @@ def test_what_is_loaded_after_its_parameter_was_cast_is_stored_as_that_is_now_an
     assert not any(torch.equal(q, b) for q, b in zip(net.parameters(), before, strict=True))
 
 
-@pytest.mark.parametrize("flags", [{}, {"fused": True}], ids=str)
-def test_numbers_and_what_no_rule_names_are_of_torchs_dtype(flags: dict[str, bool]) -> None:
-    found = []
-    for kind in (torch.optim.AdamW, PagedAdamW):
-        p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
-        opt = kind([p], **flags)  # type: ignore[arg-type]
-        entry = {"step": torch.tensor(2.0, dtype=torch.float64), "mine": torch.rand(2).double(), "count": torch.ones(1)}
-        entry |= {"exp_avg": torch.ones(3, dtype=torch.bfloat16), "exp_avg_sq": torch.ones(3, dtype=torch.bfloat16)}
-        opt.load_state_dict({**opt.state_dict(), "state": {0: entry}})
-        found.append({name: (value.dtype, value.shape) for name, value in opt.state[p].items()})
-    assert found[0] == found[1]
-
-
 @pytest.mark.parametrize("how", ["load", "budget"])
 @pytest.mark.parametrize("names", [("exp_avg_sq",), ("exp_avg", "exp_avg_sq")], ids=str)
 def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names: tuple[str, ...], how: str) -> None:
@@ -166,3 +155,12 @@ def test_a_parameter_with_gaps_takes_what_is_loaded() -> None:
     state = {0: {"step": 1, "exp_avg": torch.arange(12.0).view(4, 3), "exp_avg_sq": torch.ones(4, 3)}}
     opt.load_state_dict({**opt.state_dict(), "state": state})
     assert torch.equal(opt.state[p]["exp_avg"], state[0]["exp_avg"])
+
+
+def test_a_file_holds_little_more_than_the_state() -> None:
+    params = parameters()
+    opt = PagedAdamW(params, placement="file", device_budget=0)
+    steps(opt, params, 1)
+    file = io.BytesIO()
+    torch.save(opt.state_dict(), file)
+    assert file.tell() <= 2 * sum(p.nbytes for p in params) + 2 * (64 << 10) + 8192  # a granule for each moment

@@ -113,5 +113,5 @@ def test_spilled_on_a_gpu_and_opened_on_a_laptop(place: str) -> None:
     there.load_state_dict(copy.deepcopy(case["state_dict"]))
     for options in PLACES["cpu"].values():
         params, here = opened(case, "cpu", options)
-        here.load_state_dict(through_file(there.state_dict(), weights_only=True, map_location="cpu"))
+        here.load_state_dict(through_file(there.state_dict(), map_location="cpu"))
         assert_holds(place, params, here, case["state_dict"])

@@ -9,10 +9,10 @@ from typing import Any
 import int8_oracle as oracle
 import pytest
 import torch
-from contract_world import through_a_file
 from int8_support import same
 from int8_training import PLACES, Params, bits, made, parameters, train
 from int8_twin import flat
+from optim_support import through_file
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import columns as encoding
@@ -31,9 +31,9 @@ def trained(place: str = "resident", steps: int = 3, **changes: Any) -> tuple[Pa
 
 
 @pytest.mark.parametrize("place", SOME)
-def test_columns_are_named_after_their_code_and_pass_through_a_file(place: str) -> None:
+def test_columns_are_named_after_their_code_and_pass_through_file(place: str) -> None:
     opt, params = trained(place)
-    saved = through_a_file(opt.state_dict())
+    saved = through_file(opt.state_dict())
     for i, p in enumerate(params):
         entry = saved["state"][i]
         said = {name: (value.dtype, value.shape) for name, value in entry.items() if name != "step"}
@@ -55,7 +55,7 @@ def test_columns_are_named_after_their_code_and_pass_through_a_file(place: str) 
 @pytest.mark.parametrize("place", SOME)
 def test_a_load_gives_all_bits_back_and_goes_on_by_the_saved_seed(place: str) -> None:
     opt, params = trained()
-    saved = through_a_file({"params": [p.detach() for p in params], "state": opt.state_dict()})
+    saved = through_file({"params": [p.detach() for p in params], "state": opt.state_dict()})
     train(opt, params, range(3, 5))
     other, theirs = made({"kind": "stochastic", "place": place, "seed": 1, "own": False})
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_decoded_state_is_torch_s_and_on_the_host(place: str, monkeypatch: pytes
             assert same([value], [results[1]["state"][i][name]])
             assert (value.shape, value.stride(), value.device.type) == (params[i].shape, params[i].stride(), "cpu")
     back = torch.optim.AdamW(params, lr=1e-2)
-    back.load_state_dict(through_a_file(results[0]))
+    back.load_state_dict(through_file(results[0]))
     back.step()
     again = PagedAdamW(params, lr=1e-2, state_format="int8")
     again.load_state_dict(results[0])
@@ -138,7 +138,7 @@ def test_a_group_stores_what_it_loads_in_its_own_format() -> None:
     other.param_groups[0]["rounding"] = "nearest"
     train(other, theirs, range(2), late=False)
     third, _ = made({"kind": "stochastic", "place": "resident", "seed": 2, "own": True})
-    third.load_state_dict(through_a_file(other.state_dict()))
+    third.load_state_dict(through_file(other.state_dict()))
     assert [group.get("state_format") for group in third.param_groups] == [None, "float32"]
     assert [group.get("rounding") for group in third.param_groups] == ["nearest", None]
     assert [group.get("seed") for group in third.param_groups] == [1, None]

@@ -12,7 +12,10 @@ import torch
 from children import start
 from int8_support import same
 from int8_training import LONG, PLACES, STEPS, bits, made, train
+from often import long_but
 from support import threads
+
+from pagedopt import PagedAdamW
 
 pytestmark = pytest.mark.usefixtures("folder")
 #: After which steps state is in a file.
@@ -36,19 +39,22 @@ def test_budgets_files_and_spills_change_no_bit(kind: str) -> None:
                 assert same(bits(opt, params), bits(whole, theirs)), place
 
 
-def test_the_number_of_threads_changes_no_bit() -> None:
+@pytest.mark.parametrize("stored", training.STORED)
+def test_the_number_of_threads_changes_no_bit(stored: str) -> None:
+    dtype, options = training.STORED[stored]
     results = []
     for count in (1, 5):
         with threads(count):
-            opt, params = made({"kind": "stochastic", "place": "part", "seed": 3, "own": False})
+            params = training.parameters(dtype)
+            opt = PagedAdamW(params, lr=1e-2, **options, **PLACES["part"])
             train(opt, params, range(3))
             results.append(bits(opt, params))
     assert same(*results)
 
 
-def kill_at_work(folder: Path) -> None:
+def kill_at_work(folder: Path, stored: str) -> None:
     """Begin the long training in a process, and kill that once its checkpoint is there and it goes on."""
-    code = f"import int8_training; int8_training.train_until_killed({str(folder)!r})"
+    code = f"import int8_training; int8_training.train_until_killed({str(folder)!r}, {stored!r})"
     child = start("-c", code)
     try:
         until = time.monotonic() + 90
@@ -63,14 +69,15 @@ def kill_at_work(folder: Path) -> None:
     assert child.exitcode == -signal.SIGKILL
 
 
-def test_200_steps_killed_and_resumed_are_200_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stored", long_but(training.STORED, {"int8", "+8 and int8"}.__contains__))
+def test_200_steps_killed_and_resumed_are_200_steps(tmp_path: Path, stored: str) -> None:
     """In this process, which has not taken the steps before the checkpoint."""
-    kill_at_work(tmp_path)
+    kill_at_work(tmp_path, stored)
     with threads(1):
-        opt, params = training.long_training("part")
+        opt, params = training.long_training("part", stored)
         training.load(opt, params, torch.load(tmp_path / "half.pt", weights_only=True))
         train(opt, params, range(LONG // 2, LONG))
-        whole, theirs = training.long_training("resident")
+        whole, theirs = training.long_training("resident", stored)
         train(whole, theirs, range(LONG))
     assert same(bits(opt, params), bits(whole, theirs))
     assert float(opt.state[params[0]]["step"]) == LONG

@@ -57,7 +57,7 @@ def test_options_with_more_values_than_are_listed_say_their_range() -> None:
     for name, said in {"seed": f"whole numbers from 0 to {MAX_SEED:,}",
                        "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
         assert TABLE[name].choice == said
-        assert f"\n| `{name}` | {said} | " in page
+        assert f"\n## {name}\n\nValues: {said}.\n" in page
 
 
 def literals(hint: Any) -> set[Any]:

@@ -123,7 +123,8 @@ def test_a_missing_fence_is_found_by_watching(name: str, monkeypatch: pytest.Mon
         run(LOOPS[loop](), True, steps(loop))
 
 
-def test_pages_go_in_the_order_of_first_use() -> None:
+@pytest.mark.parametrize("plain", [0, 2], ids=["attached at once", "behind two steps"])
+def test_pages_go_in_the_order_of_first_use(plain: int) -> None:
     """A model whose modules are called backwards: the first module waits for few pages, the last for all."""
 
     class Backwards(torch.nn.Module):
@@ -140,13 +141,16 @@ def test_pages_go_in_the_order_of_first_use() -> None:
             return x
 
     loop = Loop(lambda width: [Backwards(width)])
-    ended = equal(loop, 4)
-    loop.start(True)
+    equal(loop, 4)
+    loop.start(False)
+    loop.train(plain)
+    loop.opts[0].attach(loop.models[0])
+    loop.attached = True
     loop.train(3)
     begun: Any = loop.models[0].begun  # type: ignore[union-attr]
     assert begun[-36] < 5
     assert begun[-36:] == sorted(begun[-36:])
-    assert begun[-1] >= ended.pages - 1
+    assert begun[-1] >= loop.pages() - 1
 
 
 def test_nothing_is_waited_for_but_what_a_module_reads() -> None:

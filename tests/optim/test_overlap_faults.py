@@ -113,7 +113,7 @@ def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:
 
 def test_a_second_interrupt_while_a_step_is_queued() -> None:
     """It has been taken, it has not, or it says that it is damaged: it is never carried out without being counted."""
-    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, QueuedStep.counted, Work.write_numbers, gap=1))
+    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, Work.write_numbers, gap=1))
 
 
 def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None:
@@ -123,7 +123,7 @@ def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None
     def shoot(at: int) -> tuple[Loop, Outcome]:
         loop = ready()
         step, handler = a_step(loop), lambda *_: told.append(refusal(loop.opts[0].state_dict))
-        lines = Overlap._queue, QueuedStep.counted, Work.write_numbers
+        lines = Overlap._queue, QueuedStep.launch, Work.write_numbers
         return loop, interrupt_at((at, at + 1), signal.SIGINT, step, of=lines, handler=handler)
 
     for at in shoot(NEVER)[1].last_times:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gpu_support import DEVICES
 from support import BF16, F16, F32, F64
 
 from pagedopt.transports.choose import TRANSPORTS
-from tests.acts import MOVES, absent, add_group
+from tests.acts import MOVES, absent, add_group, renew
 from tests.specs import BY_STATE
 from tests.world import RESIDENT, Act, Side, World, Worlds
 
@@ -48,9 +50,33 @@ def test_no_place_changes_a_bit(name: str, clip: float | None, device: str) -> N
     """A group that comes late shares the budget."""
     worlds = Worlds(BY_STATE[name], RESIDENT, *PLACES[device], device=device, clip=clip)
     worlds.step(4, one_is_absent).do(add_group).step(3, one_is_absent)
-    for act in ("deepcopy", "a new one by a file"):
-        worlds.do(MOVES[act]).step(2)
+    for act in ("deepcopy", "pickle"):
+        before = [world.optimizer.memory_report().by_place.keys() for world in worlds.ours]
+        assert [w.optimizer.memory_report().by_place.keys() for w in worlds.do(MOVES[act]).ours] == before
+        worlds.step(2)
     assert not worlds.over
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "form"), [("adamw", F32, None), ("momentum", F32, None), ("adamw", BF16, "float32")]
+)
+def test_every_place_goes_on_from_what_another_has_saved(
+    name: str, dtype: Any, form: Any, device: str, tmp_path: Path
+) -> None:
+    """From a file that is read as it was written, to the CPU, or mapped into memory; so does torch's."""
+    sides = (RESIDENT, *PLACES[device])
+    if form is not None:
+        sides = tuple(
+            dataclasses.replace(side, options={**(side.options or {}), "state_format": form}) for side in sides
+        )
+    worlds = Worlds(BY_STATE[name], *sides, device=device, dtypes=(dtype,)).step(3, one_is_absent)
+    for turn, how in enumerate(({}, {"map_location": "cpu"}, {"mmap": True}), 1):
+        for i, world in enumerate(worlds.ours):
+            torch.save(world.optimizer.state_dict(), tmp_path / f"{i}.pt")
+        files = {world: tmp_path / f"{(i + turn) % len(sides)}.pt" for i, world in enumerate(worlds.each())}
+        worlds.do(renew(lambda _, world, files=files, how=how: torch.load(files[world], weights_only=True, **how)))
+        assert not worlds.step(3, one_is_absent).over
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from children import python
-from contract_world import through_a_file
+from optim_support import through_file
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer
@@ -291,5 +291,5 @@ def test_what_cannot_be_is_refused_when_an_optimizer_is_made() -> None:
         PagedAdamW(parameters(), state_format=Int8Blocks)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no complex numbers of that kind"):
         PagedAdamW([torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))], state_format=INT8)
-    saved = through_a_file(run("cpu", PagedAdamW)[0].state_dict())
+    saved = through_file(run("cpu", PagedAdamW)[0].state_dict())
     assert saved["state"][0]["exp_avg.codes"].dtype is torch.int8

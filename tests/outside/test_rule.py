@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from contract_world import through_a_file
+from optim_support import through_file
 
 from .rule import Tempered
 from .training import EVERYWHERE, OPTIONS, PLACES, bits, gpu, gradient, optimizer, parameters, same, train, trained
@@ -80,7 +80,7 @@ def test_what_was_saved_goes_on_in_a_new_process(tmp_path: Path) -> None:
 COPIES: dict[str, Callable[[Any], Any]] = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
-    "torch.save": functools.partial(through_a_file, weights_only=False),
+    "torch.save": functools.partial(through_file, weights_only=False),
 }
 
 

@@ -6,8 +6,10 @@ the forward, as a batch, must not come behind all pages.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +55,11 @@ def launched(run: Run) -> int:
     return 0 if run.card is None else run.card.driver.calls.count("cuGraphLaunch")
 
 
+def hidden(run: Run, optimizer: Any) -> int:
+    """How many launches a forward has waited for; none on a CPU."""
+    return 0 if run.card is None else optimizer._overlap.report.hidden  # overlap_report() waits
+
+
 def forward(run: Run, model: nn.Module, optimizer: Any) -> None:
     with torch.no_grad():
         model(run.numbers(4, WIDTH))
@@ -64,11 +71,12 @@ def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 def start(run: Run, model: nn.Module, optimizer: Any) -> None:
-    """Nothing is left for the forward to launch."""
+    """Nothing is left for the forward to launch, and all to wait for."""
     optimizer.start()
-    first = launched(run)
+    first, before = launched(run), hidden(run, optimizer)
     model(run.numbers(4, WIDTH))
     assert launched(run) == first
+    assert hidden(run, optimizer) > before or run.card is None
 
 
 def checkpoint(run: Run, model: nn.Module, optimizer: Any) -> None:
@@ -359,6 +367,36 @@ def test_the_garbage_collector_in_the_middle_of_another_step(
         return [*ends_of(params, plain), *(p.detach().float().cpu() for p in model.parameters())]
 
     play(monkeypatch, played, {"first": (4, 3, 2, 1, 0)})
+
+
+def test_another_thread_calls_the_model_while_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward begins behind the launch, and reads what the step has updated."""
+
+    def played(run: Run) -> Ends:
+        model, optimizer = with_a_queued_step(run)
+        batch, read = run.numbers(4, WIDTH), []
+
+        def evaluate() -> None:
+            with run.card.torch.modes() if run.card else contextlib.nullcontext(), torch.no_grad():
+                read.append(model(batch))
+
+        thread = threading.Thread(target=evaluate)
+        if run.card is None:
+            thread.start()
+        else:
+
+            def before(name: str) -> None:
+                if name == "cuGraphLaunch" and thread.ident is None:
+                    thread.start()
+                    thread.join(0.3)
+
+            run.card.driver.before = before
+            optimizer.start()
+        thread.join()
+        wait(run, model, optimizer)
+        return [*(y.cpu() for y in read), *ends_of(model.parameters(), optimizer)]
+
+    play(monkeypatch, played, {"first": (3, 2, 1, 0)})
 
 
 @pytest.mark.parametrize("at", ["cuGraphLaunch", "cuEventRecord"])

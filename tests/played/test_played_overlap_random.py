@@ -45,6 +45,8 @@ class Net(nn.Module):
 
 def forward_elsewhere(run: Run, net: Net, optimizer: Any) -> None:
     other = run.stream()
+    if run.card is not None and optimizer._overlap.queued is None:
+        run.wait(other, None)  # as behind any step that is not queued
     with run.on(other), torch.no_grad():
         net(torch.ones(2, WIDTH, device=run.device)).sum()
     run.wait(None, other)

@@ -366,7 +366,7 @@ class Overlap:
             self._hook_anew(modules)
             turns = self._turns(modules)
             if (order := dict(enumerate(turns))) != optimizer.first_use:
-                optimizer.first_use, optimizer._launches = order, None  # its launches have another order
+                optimizer.first_use, optimizer._plan = order, None  # its launches have another order
             self._turns_now = None if hooked or len(given) > 1 or named else turns
 
     # --- fences
@@ -462,15 +462,11 @@ class Overlap:
                 "their updates; to hide these, too, attach() the modules that hold them",
                 RuntimeWarning, stacklevel=outside(),
             )  # fmt: skip
-        queued = QueuedStep(step, _side(step.work[0].launch.sweep.device), self._events, self._last)
+        queued = QueuedStep(step.optimizer, _side(step.work[0].launch.sweep.device), self._events, self._last)
         with queued.lock:  # fences in other threads wait until it is counted
             self.queued = queued  # before it is launched: whatever is raised, the next fence waits for that
             everyone.with_queued.add(self)
-            queued.launch()
-            for work in step.work:
-                work.launch.sweep.begun = True  # from now on an error leaves the state damaged
-                work.write_numbers()
-            queued.counted()
+            queued.launch(step)
             self._last = queued.last
             if self.queued is not queued:
                 raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")

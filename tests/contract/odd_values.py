@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from contract_world import World
+
+from tests.contract.scenarios import World
 
 
 def switches(world: World) -> list[str]:

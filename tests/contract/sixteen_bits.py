@@ -2,7 +2,7 @@
 
 Every step begins from torch's own parameters and state, after ten steps.  It prints the shares of notes/arithmetic.md:
 
-    PYTHONPATH=.:tests/helpers python -m sixteen_bits [cuda]
+    PYTHONPATH=.:tests/helpers:tests/contract python -m tests.contract.sixteen_bits [cuda]
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 
 import torch
-from contract_numbers import SHAPES, Training, ways
-from contract_world import DEFAULT, OPTIMIZERS, ordinary, reference
+from test_contract_numbers import SHAPES, Training, ways
+
+from pagedopt.optim.registry import OPTIMIZERS
+from tests.contract.scenarios import DEFAULT, ordinary, reference
 
 BEGIN = 10
 
