@@ -142,7 +142,7 @@ class Route:
 
         Args:
             sweep, arenas, kernel: see :meth:`launch`.
-            fenced: whether the graph has :attr:`~.page_graphs.StagedGraph.fences`.
+            fenced: whether the graph has :attr:`StagedGraph.fences`.
         """
         if not self._may_be_a_graph(sweep, arenas):
             return None
