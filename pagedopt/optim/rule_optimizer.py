@@ -117,7 +117,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: the format that ``param_format`` asks for is not for its dtype.
         """
-        return of_parameter(self.param_format, self.param_rounding, p.dtype)
+        return of_parameter(*self._of_params, p.dtype)
 
     def chooses(self) -> bool:
         """Return whether the rule depends on the group: then it is known only in a step."""

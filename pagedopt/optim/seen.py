@@ -62,8 +62,8 @@ class Seen:
     """
 
     __slots__ = (
-        "__weakref__", "_alike", "_asked", "_at", "_by_others", "_formats", "_ids", "_layouts", "_lengths", "_rules",
-        "_sharded", "_storages", "_waiting", "dead", "names_by_key",
+        "__weakref__", "_alike", "_asked", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
+        "_rules", "_sharded", "_storages", "_waiting", "dead", "names_by_key",
     )  # fmt: skip
 
     def take(self, optimizer: RuleOptimizer, members: Members) -> tuple[Found, dict[int, int]]:
@@ -93,7 +93,7 @@ class Seen:
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
         self._layouts, self._by_others = layouts(memories), optimizer.store.versions.by_others()
-        self._ids = identities((*members.params, *keys, *values))
+        self._keys, self._ids = identities((*members.params, *keys)), identities(values)
         self.dead: list[object] = []
         storages = {id(s): s for s in map(torch.Tensor.untyped_storage, memories)}
         self._storages = tuple([weakref.ref(storage, self.dead.append) for storage in storages.values()])
@@ -141,11 +141,13 @@ class Seen:
         params = (*chain.from_iterable(map(_params, groups)),)
         if len(groups) > 1 and (*map(len, map(_params, groups)),) != self._lengths:
             return None
+        if identities((*params, *state)) != self._keys:
+            return None
         try:
             values = self._values(state.values())
         except (LookupError, TypeError, ValueError, AttributeError):  # an entry lacks a value, or is no dict
             return None
-        if identities((*params, *state, *values)) != self._ids:
+        if identities(values) != self._ids:
             return None
         memories = (*map(local, values),) if self._sharded else values
         if addresses(memories) != self._at:
