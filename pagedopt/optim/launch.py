@@ -46,11 +46,6 @@ class Launch:
         numbers: where hyperparameters and step counts come from.
     """
 
-    __slots__ = (
-        "_comes", "_formats", "_inference", "_made_of", "_own_counters", "_picks", "_turn", "count", "keys", "lists",
-        "numbers", "positions", "route", "rule", "sweep",
-    )  # fmt: skip
-
     def __init__(
         self,
         optimizer: RuleOptimizer,
@@ -347,8 +342,6 @@ class KernelViews:
     Attributes:
         direct: whether kernels take all parameters and state as they are; gradients aside.
     """
-
-    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "_strides", "direct")
 
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)

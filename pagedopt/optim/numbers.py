@@ -140,8 +140,6 @@ class Numbers:
         takes_tensors: whether :meth:`prepare` needs the tensors of numbers, and not only their addresses.
     """
 
-    __slots__ = ("_groups", "_rule", "_states", "takes_tensors")
-
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         self._rule, self._groups = sweep.rule, tuple([m.group for m in members])
         counted, count, found = optimizer.counts_steps, len(members), []
@@ -175,8 +173,6 @@ class HostNumbers(Numbers):
         pattern: which rows of the table share hyperparameters; it is another object once that has changed.
         states: what reads and writes the numbers of each name, in the order of :attr:`Counts.counts`.
     """
-
-    __slots__ = ("_carried", "_scalars", "_seeded", "_table", "pattern", "states")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         super().__init__(optimizer, members, shared, sweep)
@@ -260,8 +256,6 @@ class DeviceNumbers(Numbers):
     Learning rates and betas that are tensors on the device are read there in each launch; numbers on the host are
     copied there when they change.  The table gets a set for each row, and lies in device memory.
     """
-
-    __slots__ = ("_all_writable", "_device_step", "_group_of_row", "_sweep", "_tensors", "_told")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         super().__init__(optimizer, members, shared, sweep)

@@ -453,8 +453,6 @@ class RouteGraphs:
         known: what the store of its pages knows of graphs.
     """
 
-    __slots__ = ("_equal", "_graphs", "_known")
-
     def __init__(self, known: Graphs) -> None:
         self._graphs: dict[bool, StagedGraph] = {}
         self._equal, self._known = 0, known

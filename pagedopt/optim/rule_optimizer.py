@@ -337,8 +337,6 @@ class OptimizerLock:
         now: the lock of this process, for a ``with`` block.
     """
 
-    __slots__ = ("__weakref__", "now")
-
     def __init__(self) -> None:
         self.now = threading.RLock()
         _all.add(self)

@@ -61,11 +61,6 @@ class Seen:
         names_by_key: for each key of ``optimizer.state``, the names of the values that are compared.
     """
 
-    __slots__ = (
-        "__weakref__", "_alike", "_asked", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
-        "_rules", "_sharded", "_storages", "_waiting", "dead", "names_by_key",
-    )  # fmt: skip
-
     def take(self, optimizer: RuleOptimizer, members: Members) -> tuple[Found, dict[int, int]]:
         """Note what a step over these members is prepared for; new state may be nowhere but in them yet.
 

@@ -420,8 +420,6 @@ def _counter() -> torch.Tensor:
 class Versions:
     """The counters that autograd compares, one for all state of a store on devices of one type."""
 
-    __slots__ = ("counters",)
-
     def __init__(self) -> None:
         #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.  The first
         #: is of no state: what raises it raises all.
