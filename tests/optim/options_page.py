@@ -1,20 +1,20 @@
 """``notes/options.md``: the options of all optimizers, as ``pagedopt/optim/options.py`` says them.  To write it anew:
 
-PYTHONPATH=.:tests/helpers python -m options_page
+PYTHONPATH=.:tests/helpers python -m tests.optim.options_page
 """
 
 from __future__ import annotations
 
-from made_pages import table
 from paths import ROOT
 
 from pagedopt.optim.options import TABLE
+from tests.optim.made_pages import table
 
 PAGE = ROOT / "notes" / "options.md"
 _HEAD = """\
 # Options of every optimizer
 
-Made by `tests/helpers/options_page.py` of `pagedopt/optim/options.py`; do not edit. They are keywords of every
+Made by `tests/optim/options_page.py` of `pagedopt/optim/options.py`; do not edit. They are keywords of every
 optimizer, as in `PagedAdamW(params, lr=1e-3, device_budget="2GiB")`; to a type checker they are `pagedopt.Options`.
 None of them but the first five and `max_grad_norm` changes a bit of a step. [paged_state.md](paged_state.md) measures
 what they cost.

@@ -1,7 +1,7 @@
 """``notes/clients.md``: what of which client works, made of what its tests have shown.  To run them and write it anew:
 
     PAGEDOPT_CLIENTS_RECORD=notes/raw/clients.json make test-clients TEST_ARGS='-m "" tests/clients'
-    PYTHONPATH=.:tests/helpers python -m clients_page
+    PYTHONPATH=.:tests/helpers python -m tests.clients.clients_page
 
 A line is the docstring of a test.  Runs with and without a GPU are kept side by side, each in its part of the record.
 """
@@ -115,7 +115,7 @@ CLIENTS = (
 _HEAD = """\
 # Trainers and libraries that these optimizers were run with
 
-Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients`. It
+Made by `tests/clients/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients`. It
 trains a small model with `PagedAdamW` and with torch's fused AdamW from the same seed, and compares every step, the
 losses and the weights. `make test-clients` runs most of them, `make test-long` all.
 
