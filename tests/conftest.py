@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from unittest import mock
 
 import pytest
-from clients_page import Record
 from gpu_lock import Turns
 from slices import Slice
+
+from tests.clients.clients_page import Record
 
 if TYPE_CHECKING:
     from command_line import Program

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.kept import KEPT, NOTES, check_source, earlier, fill, find, markdown, of_questions, read, words
+from experiments.kept import KEPT, NOTES, check_source, fill, find, markdown, of_questions, read
 from experiments.lab import Rows
 from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_SEEN, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
 
@@ -50,9 +50,9 @@ published with it. Words in quotation marks are the source's, with its hedges.
 | not measured yet | No result of a GPU is stored. |
 | not shown here | Nothing here could show it. |
 
-Numbers under "ours" are a GPU's, unless the verdict says *on a CPU*. Each verdict follows from measured numbers,
-named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`. Where only the claim's number differs, it is
-*true*.
+Numbers under "ours" are a GPU's, unless the verdict says *on a CPU*; the note that is linked names the machine. Each
+verdict follows from measured numbers, named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`. Where
+only the claim's number differs, it is *true*.
 """
 
 
@@ -72,7 +72,8 @@ class Line:
         found = find(claim.experiment) if claim.shown else None
         shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
         sources = ", ".join(claim.sources)
-        return [claim.id, sources, claim.claim, claim.number or "-", self.ours or "-", verdict, shown]
+        said = f"{claim.claim} ({claim.number})" if claim.number else claim.claim
+        return [claim.id, sources, said, self.ours or "-", verdict, shown]
 
     def quoted(self) -> str:
         """An item of a list: the claim, the numbers and the verdict."""
@@ -118,16 +119,6 @@ class Results:
             self.on_a_cpu |= {shown} if on_a_cpu else set()
         return rows
 
-    def machines(self) -> list[str]:
-        """A line for each file that was read: its card and its age. Its note has the rest of the machine."""
-        known = {name: (result, find(name)) for (name, _), result in sorted(self._known.items()) if result}
-        return [
-            f"- [{name}]({of[0].note}.md): {result['machine']['gpu'] or 'a CPU'}, {result['machine']['when'][:10]}, "
-            f"{words(result['machine'])}.{earlier(result)}"
-            for name, (result, of) in known.items()
-            if result and of
-        ]
-
     def part(self, shown: str) -> tuple[Mapping[str, Any], ModuleType]:
         """What a file has of ``experiment.question``, which has to be kept, and the question.
 
@@ -161,12 +152,10 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     results = results or Results()
     lines = [line(claim, results) for claim in known or claims()]
     blocks = [HEAD, f"{summary(lines)}\n"]
-    headings = ("id", "source", "claim", "its number", "ours", "verdict", "shown by")
+    headings = ("id", "source", "claim (its number)", "ours", "verdict", "shown by")
     for letter, title in PARTS.items():
         cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
         blocks.append(f"## {title}\n\n{markdown(headings, cells).replace('---:', '---')}\n")
-    measured = "\n".join(results.machines()) or "nothing yet"
-    blocks.append(f"## Measured\n\nEach note names its machine and all versions.\n\n{measured}\n")
     return "\n".join(blocks)
 
 

@@ -38,8 +38,8 @@ def master_state_dict(optimizer: RuleOptimizer, named: Named) -> dict[str, torch
     for name, p in params.items():
         if id(p) not in own and local(p).data_ptr() in memory:
             raise ValueError(
-                f"{name} is no parameter of this optimizer, and shares memory with one: what that has lost would be "
-                "left out; give model.named_parameters(), or model.state_dict(keep_vars=True)"
+                f"{name} is no parameter of this optimizer, and shares memory with one, whose lost bits would be left "
+                "out: give model.named_parameters(), or model.state_dict(keep_vars=True)"
             )
     return {name: _master(optimizer, p, HOST) for name, p in params.items()}
 

@@ -64,7 +64,7 @@ _ADVICE = "Call refresh() before the next replay, or capture again"
 
 
 #: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
-MIDWAY = {"_step", "wait", "memory_report", "overlap_report"}
+MIDWAY = {"_step", "wait", "memory_report"}
 Own = TypeVar("Own", bound="PagedOptimizer")
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -221,6 +221,8 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self._has_masters:
             masters.look_for_writes(self)
+        if self._overlap is not None:
+            self._overlap.order_pages(self)
         before, step = self._plan, self._prepare()
         if known:
             wait_for_others(step, self._overlap)
@@ -462,6 +464,11 @@ class PagedOptimizer(RuleOptimizer):
             named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
                 their own numbers.
 
+        Raises:
+            ValueError: a tensor is no parameter of this optimizer and shares memory with one, as the detached ones of
+                ``model.state_dict()`` do.
+            TypeError: ``named`` has no names and tensors.
+
         Example:
             >>> torch.save(optimizer.master_state_dict(model.named_parameters()), "float32.pt")
         """
@@ -471,8 +478,8 @@ class PagedOptimizer(RuleOptimizer):
     def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
         """Set parameters, and what is kept beside them, so that they stand for these numbers.
 
-        ``"bfloat16+8"`` rounds to nearest.  State that is not there yet is made, as by the first step.  A parameter
-        that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+        ``"bfloat16+8"`` rounds to nearest.  State of these parameters that is not there yet is made, as by the first
+        step.  A parameter that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
 
         Args:
             values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
@@ -481,7 +488,8 @@ class PagedOptimizer(RuleOptimizer):
 
         Raises:
             ValueError: a name is unknown, its parameter is of no group of this optimizer, or a tensor has another
-                shape; nothing is changed.
+                shape, no values, or numbers that are not floating-point; nothing is changed.
+            TypeError: ``values`` or ``named`` has no names and tensors; nothing is changed.
             MemoryError, torch.OutOfMemoryError: there is no room for new state; nothing is changed.
 
         Example:
@@ -770,11 +778,10 @@ class PagedOptimizer(RuleOptimizer):
             raise RuntimeError("watch_reads() finds who reads parameters too early: attach() a model first")
         return Watch(self._overlap)
 
-    @locked
     def overlap_report(self) -> OverlapReport:
         """Return, since :meth:`attach`, counts of launches hidden and waited for, and of steps that were not queued.
 
-        All are zero if no model is attached.  See :class:`OverlapReport`.
+        All are zero if no model is attached.  It waits for nothing.  See :class:`OverlapReport`.
         """
         return OverlapReport() if self._overlap is None else self._overlap.report
 

@@ -1,4 +1,4 @@
-"""Keyword options of all optimizers: where state lives, in which format, and how a step reaches it."""
+"""Keyword options of all optimizers: where state is, in which format, and how a step accesses it."""
 
 from __future__ import annotations
 
@@ -57,19 +57,18 @@ TABLE = {
         "parameter group may have one of its own, under the same key",
         None,
         {
-            "None": "as the parameter, as in torch: state of bfloat16 parameters is bfloat16, of float16 parameters "
-            "float16. Float16 rounds squares below 3e-8 to zero: with a `beta2` of 0.999 the second moment of "
-            "gradients below 0.005 stays zero, and `eps` alone divides the update",
-            '"float32", "fp32", "float", torch.float32': "32 bits an element, whatever the parameter has",
+            "None": "the parameter's dtype, as in torch. Float16 rounds squares below 3e-8 to zero: with a `beta2` of "
+            "0.999 the second moment of gradients below 0.005 stays zero, and only `eps` divides the update",
+            '"float32", "fp32", "float", torch.float32': "32 bits an element",
             '"bfloat16", "bf16", torch.bfloat16': "16 bits with the range of float32",
             '"float16", "fp16", "half", torch.float16': "16 bits with more digits than bfloat16 and less "
-            "range. Refused for state that holds squares, such as second moments, unless the parameter is float16, too",
+            "range. Refused for state that contains squares, as second moments do, unless the parameter is float16",
             '"float64", "fp64", "double", torch.float64': "64 bits; the step then computes in float64",
             '"int8", "8bit"': "a code of 8 bits an element, and a float32 for each 256: 2.03 bytes a parameter for "
-            "AdamW. State of parameters below 4,096 elements is float32. Not for parameters in which elements of very "
-            "different gradients lie side by side, as an embedding narrower than 256: give it a group with "
+            "AdamW. State of parameters below 4,096 elements is float32. Not for parameters in which neighbouring "
+            "elements have very different gradients, as in an embedding narrower than 256: give it a group with "
             "'float32'. Refused for complex parameters, for DTensors and for first moments with a decay above 0.99",
-            '{"exp_avg": "bfloat16"}': "one state; all that is not named is as the parameter",
+            '{"exp_avg": "bfloat16"}': "one state; all others have the parameter's dtype",
         },
     ),
     "rounding": Option(
@@ -78,8 +77,8 @@ TABLE = {
         {
             "None": "first moments stochastically; second moments, too, where their decay (`beta2`) is 0.99 or more, "
             "else to nearest; the maximum of `amsgrad` always to nearest",
-            '"nearest"': "to the nearest code. Without a gradient a first moment then never decays to zero, and goes "
-            "on moving its parameter",
+            '"nearest"': "to the nearest code. Without a gradient a first moment then never decays to zero, and still "
+            "moves its parameter",
             '"stochastic"': "up or down at random, so that the mean is the number. The random bits depend on `seed`, "
             "the step and the element alone (without a step count, on the block's numbers): they are the same on every "
             "device, in every placement and after a resume",
@@ -88,7 +87,7 @@ TABLE = {
     "seed": Option(
         "the seed of stochastic rounding, saved in the groups of a state dict; a parameter group may have its own",
         0,
-        {"0, 2097151": "the least and the largest. Each seed rounds otherwise; torch's generators are not used"},
+        {"0, 2097151": "the least and the largest; torch's generators are not used"},
         "whole numbers from 0 to 2,097,151",
     ),
     "param_format": Option(
@@ -116,16 +115,15 @@ TABLE = {
         },
     ),
     "placement": Option(
-        "where state lives; or a subclass of `pagedopt.placements.Arena`",
+        "where state is stored; or a subclass of `pagedopt.placements.Arena`",
         None,
         {
             "None": "with a budget `mapped`, for parameters on a CPU `file`. Without one state begins in torch's own "
-            "tensors, and `spill()`, `set_device_budget()` or `run_with_room()` moves it into such pages when needed, "
-            "unless a GPU supports none",
+            "tensors, and `spill()`, `set_device_budget()` or `run_with_room()` moves it into pages when needed, if "
+            "the GPU supports them",
             '"device"': "whole, where the parameters are",
             '"mapped"': "a range of device pages and page-locked host pages",
-            '"managed"': "managed memory, each part advised to stay on its side; at most a quarter of free device "
-            "memory",
+            '"managed"': "managed memory, with advice where each part stays; at most a quarter of free device memory",
             '"managed-driver"': "managed memory that the driver evicts and a step prefetches",
             '"host"': "whole on the host: page-locked, for parameters on a CPU ordinary memory",
             '"file"': "a file mapped into memory, for parameters on a CPU",
@@ -137,18 +135,17 @@ TABLE = {
         None,
         {
             'None, "all"': "everything",
-            '"2GiB", "500 MB", 2e9, 65536': "bytes, an integer of Python or NumPy; a float above 1 is bytes, and has "
-            "to be whole",
+            '"2GiB", "500 MB", 2e9, 65536': "bytes: an integer, or a whole float above 1",
             "0": "nothing",
             '"50%", 0.5': "half; a float from 0 to 1 is a share. It applies to each arena, later ones too",
             "1.0": "everything: a share of 100 %",
-            '1, "50"': "refused: 1 to 4,095 bytes hold no page; a unit was forgotten",
+            '1, "50"': "refused: a page has more than 4,095 bytes; a unit was forgotten",
             '"20 ms"': "refused: `pagedopt plan --time 20ms` prints the bytes whose transfer adds no more to a step",
             '"auto"': "what the device can spare beside model and activations, measured again during training",
         },
     ),
     "host_access": Option(
-        "how a step reaches state that is away",
+        "how a step accesses state off the device",
         None,
         {
             "None": "the placement's faster way",
@@ -161,8 +158,7 @@ TABLE = {
         None,
         {
             "None": "no limit",
-            "8": "few nearly fill the link: an update in place on a stream of its own then leaves the multiprocessors "
-            "to a backward pass that runs at the same time",
+            "8": "a few nearly fill the link, and leave multiprocessors to a backward that runs at the same time",
         },
         "None, or a whole number from 1 on",
     ),
@@ -183,13 +179,12 @@ TABLE = {
         "set between steps",
         None,
         {
-            "None": "gradients are taken as they are",
-            "1.0": "as behind `torch.nn.utils.clip_grad_norm_(params, 1.0)`, but gradients are not written: the step "
-            "multiplies them on their way. The norm is `optimizer.grad_norm`, on the device. It is that of this "
-            "optimizer's parameters alone: of two optimizers each clips by its own, and so does each process where "
-            "plain tensors are parts of a model (tensor or pipeline parallel, FSDP1, ZeRO). Shards of DTensors are "
-            "added up",
-            'float("inf")': "nothing is clipped, and `optimizer.grad_norm` is there",
+            "None": "nothing is clipped",
+            "1.0": "as after `torch.nn.utils.clip_grad_norm_(params, 1.0)`, but gradients are not written: the step "
+            "multiplies them as it reads them. The norm is `optimizer.grad_norm`, on the device: that of this "
+            "optimizer's parameters in this process (tensor or pipeline parallel, FSDP1 and ZeRO clip by parts). "
+            "Shards of DTensors are added up",
+            'float("inf")': "nothing is clipped; `optimizer.grad_norm` is computed",
         },
         "None, or a number above 0",
     ),
@@ -198,8 +193,8 @@ TABLE = {
         False,
         {
             "False": "in the first step in which a parameter has a gradient, as in torch",
-            "True": "with the optimizer, for all parameters that require gradients, and its kernels are compiled; so "
-            "the first step may be captured into a CUDA graph, and what does not fit is refused at once",
+            "True": "with the optimizer, for all parameters that require gradients; kernels are compiled, too. So the "
+            "first step may be captured into a CUDA graph, and state that does not fit is refused at once",
         },
     ),
 }

@@ -1,4 +1,4 @@
-"""Placements: where state lives, and what a placement of your own is made from."""
+"""Placements: where state is, and what a placement of your own is made from."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Estimate(Shown):
         device: device of the parameters, ``cuda`` or ``cpu``.
         placement: name of the placement of the state.
         budget: bytes of state that may stay with the parameters (also if given as a share); None: all.
-        host_access: how a step reaches state that is away, ``staged`` or ``in_place``; None if nothing is away.
+        host_access: how a step accesses state off the device, ``staged`` or ``in_place``; None: all is on it.
         by_place: bytes of state on ``device``, ``host`` and ``file``, as in :class:`~pagedopt.MemoryReport`.
         ring: slots on the device for visiting pages (with a file: RAM for pages in use).
         moved: bytes that cross the link (for parameters on a CPU: go from and to the file) in each step, both ways.

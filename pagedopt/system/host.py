@@ -132,7 +132,7 @@ def rooms(root: Path = Path("/")) -> list[Room]:
     """Return every limit on this process's memory: the machine's and those of its cgroups, below ``root``."""
     found = []
     fields = numbers(_text(root / "proc/meminfo"))
-    if "MemAvailable" in fields:
+    if "MemAvailable" in fields:  # host pages of the driver are in no count of /proc/self/status
         found.append(Room(fields["MemAvailable"] * 1024, fields.get("MemTotal", 0) * 1024, "the machine"))
     for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")):
         room = _cgroup_room(version, root / folder.relative_to("/"), f"cgroup {folder}")

@@ -123,8 +123,7 @@ def prepared(device: str, place: str) -> Any:
 
 @on_devices
 def test_save_state_and_load_state(tmp_path: Path, device: str) -> None:
-    """`save_state`, and `load_state` in a new process: same bits as without interruption, also from one place to
-    the other."""
+    """`save_state`, and `load_state`: resumed, also in another place."""
 
     def run(place: str) -> str:
         by, net, opt, batches, inner = prepared(device, place)

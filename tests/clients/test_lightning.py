@@ -242,8 +242,7 @@ def test_tuner(tmp_path: Path, device: str, place: str) -> None:
 
 @on_devices
 def test_checkpoints(tmp_path: Path, device: str) -> None:
-    """`ModelCheckpoint` and `fit(ckpt_path=…)`, Fabric's `save` and `load`, in a new process: same bits as without
-    interruption, also from one place to the other."""
+    """`ModelCheckpoint` and `fit(ckpt_path=…)`, Fabric's `save` and `load`: resumed, also in another place."""
 
     def run(place: str) -> str:
         module = Automatic()

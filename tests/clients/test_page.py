@@ -7,10 +7,11 @@ import os
 import re
 from pathlib import Path
 
-import clients_page
 import pytest
-from clients_page import CLIENTS, PAGE, RAW, ROOT, Record, described
 from experiment_runs import undated
+
+from tests.clients import clients_page
+from tests.clients.clients_page import CLIENTS, PAGE, RAW, ROOT, Record, described
 
 pytestmark = pytest.mark.skipif("PAGEDOPT_CLIENTS_RECORD" in os.environ, reason="the record is being written")
 
@@ -27,7 +28,7 @@ def test_the_record_has_every_test_and_none_that_failed() -> None:
         assert not failed, device
     recorded = {node.partition("[")[0] for run in record.values() for node in run["outcomes"]}
     missing = there - recorded - gpu_alone()
-    assert (missing, recorded - there) == (set(), set()), "run them once more, as tests/helpers/clients_page.py says"
+    assert (missing, recorded - there) == (set(), set()), "run them once more, as tests/clients/clients_page.py says"
 
 
 def gpu_alone() -> set[str]:

@@ -92,8 +92,7 @@ def test_adapters_that_come_and_go(device: str, place: str) -> None:
 
 @on_devices
 def test_save_pretrained(tmp_path: Path, device: str) -> None:
-    """`save_pretrained` and the optimizer's state dict, resumed in a new process: same bits as without
-    interruption, also from one place to the other."""
+    """`save_pretrained` and the optimizer's state dict, resumed, also in another place."""
 
     def run(place: str) -> str:
         net = model(device)

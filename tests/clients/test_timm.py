@@ -152,8 +152,7 @@ def test_native_scaler(device: str, place: str) -> None:
 
 @on_devices
 def test_checkpoint_saver(tmp_path: Path, device: str) -> None:
-    """`CheckpointSaver`, and `resume_checkpoint` in a new process: same bits as without interruption, also from one
-    place to the other."""
+    """`CheckpointSaver`, and `resume_checkpoint`: resumed, also in another place."""
 
     def run(place: str) -> str:
         net, opt = made(device, place)

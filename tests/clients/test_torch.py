@@ -177,8 +177,7 @@ class Whole:
 @pytest.mark.clients
 @on_devices
 def test_new_process(tmp_path: Path, device: str) -> None:
-    """Parametrizations, checkpointing and an EMA in one model, saved and resumed in a new process: same bits as
-    without interruption, also from one place to the other."""
+    """Parametrizations, checkpointing and an EMA in one model, resumed, also in another place."""
 
     def run(place: str) -> str:
         whole = Whole(device, place)

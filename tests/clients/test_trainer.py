@@ -174,8 +174,7 @@ def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
 
 @on_devices
 def test_resume_in_a_new_process(tmp_path: Path, device: str) -> None:
-    """`resume_from_checkpoint` in a new process: same bits as without interruption, also from one place to the
-    other."""
+    """`resume_from_checkpoint`: resumed, also in another place."""
 
     def run(place: str) -> str:
         made = trainer(tmp_path / place, device, kind=(PagedAdamW, {**ADAMW, **PLACES[place]}), **SAVING)

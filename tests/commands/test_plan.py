@@ -175,6 +175,9 @@ def test_options_reach_the_estimate(rated: Program) -> None:
     assert row["state_bytes"] == pytest.approx(6e9, rel=1e-3)
     assert row["param_bytes"] == 4e9
     assert row["seconds"] == pytest.approx(12, rel=1e-3)
+    (row, *_) = rated.reports("--params", "1B", "--param-format", "bfloat16+8", "--state-format", "int8")["rows"]
+    assert row["state_bytes"] == pytest.approx(3.03e9, rel=2e-3)
+    assert row["param_bytes"] == 2e9
 
 
 @pytest.mark.parametrize("name", ["int8", "8bit"])

@@ -74,14 +74,16 @@ def test_the_table_says_where_bytes_are(tmp_path: Path, train_tiny: Program, lin
         assert all(0 < part <= whole for part, whole in zip(each.optimizer_ms, each.step_ms, strict=True))
 
 
-def test_the_budget_and_the_format_are_the_optimizers(
-    tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
+@pytest.mark.parametrize(("more", "share"), [((), 0.27), (("--param-format", "bfloat16+8"), 0.39)])
+def test_the_budget_and_the_formats_are_the_optimizers(
+    more: tuple[str, ...], share: float, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
-    options = ("--budget", 0, "--state-format", "int8", "--batch", 2, "--steps", 2, "--out", tmp_path)
+    options = ("--budget", 0, "--state-format", "int8", *more, "--batch", 2, "--steps", 2, "--out", tmp_path)
     said = train_tiny.says(*options)
     assert_has(said, "2 steps of 2 x 64 bytes", "PagedAdamW, 0 ", "the tolerance is 1.", NO_BIT)
     theirs, ours, spilled = (c.state_bytes() for c in lined_up)
-    assert ours["host"] < 0.27 * theirs["host"]
+    assert share - 0.02 < ours["host"] / theirs["host"] < share
+    assert {p.dtype for p in lined_up[1].model.parameters()} == {torch.bfloat16 if more else torch.float32}
     assert set(spilled) == {"file"}
 
 

@@ -12,10 +12,7 @@ _DECOUPLED = tuple(name for name, spec in SPECS.items() if spec.decoupled)
 #: Dtypes of a gradient and of its narrower parameter.
 _WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
 
-_NO_GRAPH = (
-    "A step of one launch has no graph to differentiate through: refused by name, where torch takes it (in a group it "
-    "changes nothing)."
-)
+_NO_GRAPH = "`differentiable=True` is refused: a step of one launch has no graph to differentiate through."
 
 #: Where hyperparameters are tensors of one element that have dimensions, and of which optimizers.
 _VALUES = (
@@ -56,7 +53,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "refused", "sparse without state", "a step",
         "Sparse gradients are refused with RuntimeError by every Paged class, and nothing is updated; torch's SGD "
-        "takes them as long as nothing dense is added to them (momentum, weight decay).",
+        "accepts them without momentum and weight decay.",
         ("PagedSGD",), error=RuntimeError,
     ),
     *(
@@ -103,7 +100,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "refused", "groups that are refused", ("an option of all", "an option of all: groups"),
         "A group with another value of an option that holds for all parameters of an optimizer (`device_budget`) is "
-        "refused with ValueError, as it would have no effect; torch takes any key.",
+        "refused with ValueError, as it would have no effect; torch accepts any key.",
     ),
     Difference(
         "beyond", "flags set between steps",
@@ -122,7 +119,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     *(
         Difference(
             "beyond", "deleted from a group", f"without {name}",
-            f"Groups without {name!r}, as older versions of torch wrote them, are stepped; torch raises KeyError.",
+            "Groups without `foreach`, `fused` or (AdamW) `decoupled_weight_decay`, as older versions of torch wrote "
+            "them, are stepped; torch raises KeyError.",
             optimizers,
         )
         for name, optimizers in {
@@ -139,8 +137,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     *(
         Difference(
             "beyond", scenario, labels,
-            "A tensor of one element is its number, whatever its dimensions; older versions of torch take one without "
-            "dimensions only, and raise TypeError in a step.",
+            "A tensor of one element is its number, whatever its dimensions; older versions of torch refuse one with "
+            "dimensions in a step, with TypeError.",
             optimizers, older=True,
         )
         for scenario, labels, optimizers in _OF_ONE
@@ -159,7 +157,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "refused", "devices that are not meant", "meta*",
         "Parameters on meta are refused at construction and by add_param_group: a kernel has nothing to write to. "
-        "torch takes them, and its steps do nothing.",
+        "torch accepts them, and its steps do nothing.",
         error=ValueError,
     ),
     Difference(
@@ -170,8 +168,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "refused", "tensors without memory", "fake: a first step",
-        "A step that has to make state is refused in FakeTensorMode with RuntimeError, and nothing has changed; "
-        "torch's keeps FakeTensors as the state of real parameters.",
+        "A step that has to make state in FakeTensorMode is refused with RuntimeError, and changes nothing; torch's "
+        "stores FakeTensors as the state of real parameters.",
         error=RuntimeError,
     ),
     # Objects.
@@ -184,26 +182,26 @@ DIFFERENCES: tuple[Difference, ...] = (
     # Checkpoints.
     Difference(
         "refused", "complex state into real parameters", "loading",
-        "Refused with ValueError; torch takes the real parts, with a warning.",
+        "State of complex parameters for real ones is refused with ValueError; torch takes the real parts, and warns.",
         error=ValueError,
     ),
     Difference(
         "beyond", "float32 state that a state format keeps", "state *",
-        "State stays float32, as state_format says; torch has no such choice and rounds it.",
+        "With `state_format=\"float32\"` loaded float32 state of bfloat16 parameters stays float32; torch rounds it.",
     ),
     Difference(
         "refused", "float64 state into float32 parameters", "loading",
-        "Refused, with the formats that keep or round it: double precision is not given up unasked. torch rounds.",
+        "float64 state for float32 parameters is refused, with the formats that store or round it; torch rounds.",
         error=ValueError,
     ),
     Difference(
         "beyond", "what was loaded is left alone", "the dict is as it was",
-        "Values are copied, and the dict stays what it was; torch trains on in its tensors, and changes them.",
+        "Loading copies values; torch trains on in the tensors of the dict, and changes them.",
     ),
     # What it says of itself.
     Difference(
         "beyond", "its text", "*",
-        "torch's text, and after the groups a line on state: bytes by place, the placement and the budget.",
+        "`repr` has a line on state after the groups: bytes by place, the placement and the budget.",
     ),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ difference is only counted: it is as in torch, in each placement.
 from __future__ import annotations
 
 import importlib
+import textwrap
 from pathlib import Path
 
 from pagedopt.optim.registry import OPTIMIZERS
@@ -27,11 +28,12 @@ _HEAD = """\
 # The contract: where these optimizers differ from torch's
 
 Made by `tests/contract/page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
-with ours, in each placement: {places}. It compares parameters, state, and values and types of errors. In {same}
-scenarios nothing differs; the tables list the others. `PagedLion` is compared with Lion in plain torch.
+with ours, in each placement: {places}.
+It compares parameters, state, and values and types of errors. In {same} scenarios nothing differs; the lists say what
+does in the others, for all optimizers where none is named. `PagedLion` is compared with Lion in plain torch.
 
-**beyond**: ours does what torch refuses, or preserves more. **refused**: ours refuses what torch does. **differs**:
-the numbers differ.
+*Beyond*: ours does what torch refuses, or preserves more. *Refused*: ours refuses what torch does. *Differs*: the
+numbers differ.
 
 The numbers of a step, in each placement:
 
@@ -56,18 +58,21 @@ def page() -> str:
 
 
 def _chapter(chapter: str, scenes: list[Scenario]) -> str:
-    """What differs, in a table; of the rest, the number."""
+    """What differs, each once; of the rest, the number."""
     names = [entry.name for entry in OPTIMIZERS]
-    notes: list[str] = []
-    rows: list[str] = []
+    where: dict[tuple[str, str], set[str]] = {}
+    differing = 0
     for scene in scenes:
-        if any(found := [_found(scene, name) for name in names]):
-            cells = " | ".join(_cell(each, notes) for each in found)
-            only = "" if len(scene.devices) > 1 else f" ({scene.devices[0].upper()} only)"
-            rows.append(f"| {scene.sentence.replace(chr(96) * 2, chr(96))}{only} | {cells} |")
-    head = [f"| what is done | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    lines = [f"## {chapter.capitalize()}: {len(rows)} of {len(scenes)}", "", *head, *rows, ""]
-    return "\n".join([*lines, *(f"{i}. {words}" for i, words in enumerate(notes, 1)), ""])
+        found = {name: _found(scene, name) for name in names}
+        differing += any(found.values())
+        for name, there in found.items():
+            for each in there:
+                where.setdefault((each.kind, _limited(each)), set()).add(name)
+    lines = []
+    for (kind, words), whose in where.items():
+        named = f" ({', '.join(sorted(whose))})" if len(whose) < len(names) else ""
+        lines.append(textwrap.fill(f"* *{kind.capitalize()}*{named}: {words}", 120, subsequent_indent="  "))
+    return "\n".join([f"## {chapter.capitalize()}: {differing} of {len(scenes)}", "", *lines, ""])
 
 
 def _found(scene: Scenario, optimizer: str) -> list[Difference]:
@@ -75,15 +80,10 @@ def _found(scene: Scenario, optimizer: str) -> list[Difference]:
     return [each for each in there if optimizer in (each.optimizers or (optimizer,))]
 
 
-def _cell(found: list[Difference], notes: list[str]) -> str:
-    said: dict[str, str] = {}
-    for each in found:
-        if each.words not in notes:
-            notes.append(each.words)
-        where = "" if len(each.devices) > 1 else f" ({each.devices[0].upper()})"
-        where += " (older torch)" if each.older else ""
-        said[each.words] = f"{each.kind} [{notes.index(each.words) + 1}]{where}"
-    return ", ".join(said.values()) or "as torch"
+def _limited(difference: Difference) -> str:
+    """Its words, behind the device that alone has it."""
+    device = difference.devices[0].upper()
+    return difference.words if len(difference.devices) > 1 else f"on {device} alone: {difference.words}"
 
 
 if __name__ == "__main__":

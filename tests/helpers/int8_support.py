@@ -1,4 +1,4 @@
-"""Rules that do nothing but store and load, and what is the same to the bit."""
+"""Rules that do nothing but store and load, elements in order of memory, and what is the same to the bit."""
 
 from __future__ import annotations
 
@@ -33,3 +33,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype is not b.dtype or not torch.equal(a.isnan(), b.isnan()):
         return False
     return torch.equal(torch.where(a.isnan(), 0, a), torch.where(b.isnan(), 0, b))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements in the order of memory."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -14,8 +14,6 @@ from pagedopt import PagedAdamW
 #: Nothing at its default and nothing zero, so that a dropped term shows.
 ADAMW: dict[str, Any] = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 
-Make = Callable[[Any], Optimizer]
-
 
 def model(device: str = "cpu", dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """Two linear layers with odd sizes and a convolution's 4-D weight."""
@@ -104,17 +102,6 @@ def through_file(value: Any, weights_only: bool = True, **how: Any) -> Any:
 
 
 COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x))}
-
-
-def pair(
-    make_ours: Make, make_theirs: Make, steps: int, dtype: torch.dtype = torch.float32, device: str = "cpu", **how: Any
-) -> tuple[list[torch.Tensor], list[torch.Tensor], Optimizer, Optimizer]:
-    """Train twin models; returns both lists of parameters and both optimizers, ours first."""
-    ours, theirs = model(device, dtype), model(device, dtype)
-    mine, other = make_ours(ours.parameters()), make_theirs(theirs.parameters())
-    train(ours, mine, steps, **how)
-    train(theirs, other, steps, **how)
-    return list(ours.parameters()), list(theirs.parameters()), mine, other
 
 
 def distance(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:

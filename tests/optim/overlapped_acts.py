@@ -147,6 +147,7 @@ ACTS: dict[str, Act] = {
     "waited": average,
     "cast and back": lambda loop: loop.models[0].double().float(),
     "share_memory": lambda loop: loop.models[0].share_memory(),
+    "overlap_report": lambda loop: loop.opts[0].overlap_report(),
     "start": lambda loop: loop.opts[0].start(),
     "attach again": attach_again,
     "errors in the forward": error_in_forward,
@@ -163,4 +164,4 @@ LONG = (
     "pickle",
 )
 #: Those that wait for nothing, or only for what they read.
-HIDE = ("zero_grad to None", "start", "errors in the forward", "threads")
+HIDE = ("zero_grad to None", "overlap_report", "start", "errors in the forward", "threads")

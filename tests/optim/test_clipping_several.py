@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import clipped_group
 import pytest
 import torch
 from processes import on_devices, together
+
+from tests.optim import clipped_group
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
 def check(name: str, device: str, world: int) -> None:
-    found = together("clipped_group.clipped", world, device, name)
+    found = together("tests.optim.clipped_group.clipped", world, device, name)
     want, norms = clipped_group.oracle(name)
     for ends, its_norms in found:
         assert its_norms == pytest.approx(norms, rel=1e-14)
@@ -34,7 +35,7 @@ def test_shards_of_a_mesh_of_two_dimensions(name: str, device: str) -> None:
 
 @on_devices(2)
 def test_a_model_of_fsdp(device: str) -> None:
-    for ours, theirs in together("clipped_group.of_fsdp", 2, device):
+    for ours, theirs in together("tests.optim.clipped_group.of_fsdp", 2, device):
         assert ours == pytest.approx(theirs, rel=1e-6)
         assert ours > 0.01
 
@@ -43,8 +44,8 @@ def test_a_model_of_fsdp(device: str) -> None:
 @on_devices(2)
 def test_all_processes_skip_what_is_infinite_in_one(fused: bool, device: str) -> None:
     """torch adds ``found_inf`` over the mesh before the step."""
-    found = together("clipped_group.scaled", 2, device, fused)
-    want = together("clipped_group.scaled", 2, device, None)
+    found = together("tests.optim.clipped_group.scaled", 2, device, fused)
+    want = together("tests.optim.clipped_group.scaled", 2, device, None)
     for (ends, scales, counts), (others, their_scales, their_counts) in zip(found, want, strict=True):
         assert (scales, counts) == (their_scales, their_counts)
         assert set(counts) == {4.0}

@@ -85,29 +85,6 @@ def test_those_that_people_look_for_are_there() -> None:
     assert not set(NAMES) & set(pagedopt.__all__)  # no class pretends
 
 
-def test_what_is_gone_is_answered_with_what_to_run() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'shadow': run examples/beside_torch\.py"):
-        pagedopt.shadow(None, None, [])  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("wrong", "right"), [("PagedAdamw", "PagedAdamW"), ("foreach_ad", "foreach_add")])
-def test_a_name_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
-    text = rf"^module 'pagedopt' has no attribute '{wrong}'; did you mean {right}\?$"
-    with pytest.raises(AttributeError, match=text):
-        getattr(pagedopt, wrong)
-    assert not hasattr(pagedopt, wrong)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "right"),
-    [("device_budgt", "device_budget"), ("weight_decy", "weight_decay"), ("state_fromat", "state_format")],
-)
-def test_an_option_that_is_nearly_right_is_answered_with_the_right_one(wrong: str, right: str) -> None:
-    text = rf"^PagedAdamW\.__init__\(\) got an unexpected keyword argument '{wrong}'; did you mean {right}\?$"
-    with pytest.raises(TypeError, match=text):
-        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **{wrong: 1})
-
-
 def test_no_option_says_that_8_bits_are_missing() -> None:
     for name in ("optim_bits", "block_wise", "block_size", "min_8bit_size"):
         assert "state_format='int8'" in OPTIONS[name]
@@ -115,11 +92,6 @@ def test_no_option_says_that_8_bits_are_missing() -> None:
     assert f"below {FEWEST:,} elements" in OPTIONS["min_8bit_size"]
     assert f"{BLOCK} elements" in OPTIONS["block_wise"]
     assert f"{BLOCK} elements" in OPTIONS["block_size"]
-
-
-def test_what_nobody_has_gets_no_hint() -> None:
-    with pytest.raises(AttributeError, match=r"^module 'pagedopt' has no attribute 'nosuch'$"):
-        _ = pagedopt.nosuch  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", OPTIONS)

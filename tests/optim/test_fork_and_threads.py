@@ -16,10 +16,10 @@ import torch
 from children import python
 from held import together
 from optim_support import bits, same
-from paths import HELPERS
 from support import threads
 
 from pagedopt import PagedAdamW
+from tests.optim import fork_apart
 from tests.optim.faults import Scene, Stage, is_same
 from tests.world import numbers
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 @functools.cache
 def run_apart(name: str) -> Any:
     """What a function of ``fork_apart.py`` returns for each placement."""
-    return json.loads(python(HELPERS / "fork_apart.py", name))
+    return json.loads(python(fork_apart.__file__, name))
 
 
 @pytest.mark.long

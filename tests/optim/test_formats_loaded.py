@@ -12,9 +12,8 @@ from typing import Any
 import int8_oracle as oracle
 import pytest
 import torch
-from int8_support import same
+from int8_support import flat, same
 from int8_training import PLACES
-from int8_twin import flat
 from often import long_but
 from optim_support import through_file
 

@@ -1,6 +1,6 @@
 """Checkpoints that must load for ever: written by pagedopt at 5d310f2 on a CPU and on a GPU, read wherever state lives.
 
-``tests/helpers/write_golden.py`` wrote the files.  One of a GPU, spilled or not, is read on a CPU as well.
+``tests/optim/write_golden.py`` wrote the files.  One of a GPU, spilled or not, is read on a CPU as well.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CASES = [
 @functools.cache
 def read(written: str) -> dict[str, Any]:
     if not FILES[written].exists():
-        pytest.skip(f"there is no {FILES[written].name} yet: tests/helpers/write_golden.py says how it is made")
+        pytest.skip(f"there is no {FILES[written].name} yet: tests/optim/write_golden.py says how it is made")
     found: dict[str, Any] = torch.load(FILES[written], weights_only=True, map_location="cpu")
     return found["cases"]
 

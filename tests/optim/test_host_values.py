@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from pagedopt import PagedAdamW, PagedLion
-from tests.acts import add_group, budget, counts, exchange, load
+from tests.acts import add_group, counts
+from tests.loads import budget, exchange, load
 from tests.specs import BY_STATE as CASES
 from tests.world import PYTHON, RESIDENT, SIDES, TORCH, World, Worlds, parameters, steps
 

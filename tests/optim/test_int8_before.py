@@ -10,9 +10,8 @@ from typing import Any
 import int8_oracle as oracle
 import pytest
 import torch
-from int8_support import same
+from int8_support import flat, same
 from int8_training import PLACES
-from int8_twin import flat
 from paths import DATA
 
 import pagedopt

@@ -9,9 +9,8 @@ from typing import Any
 import int8_oracle as oracle
 import pytest
 import torch
-from int8_support import same
+from int8_support import flat, same
 from int8_training import PLACES, Params, bits, made, parameters, train
-from int8_twin import flat
 from optim_support import through_file
 
 from pagedopt import PagedAdamW, PagedOptimizer

@@ -12,7 +12,8 @@ from gpu_support import DEVICES
 from optim_support import ready, step_on_ones, stepped
 
 from pagedopt import PagedAdamW, PagedSGD
-from tests.acts import each_entry, exchange, grads, load
+from tests.acts import each_entry, grads
+from tests.loads import exchange, load
 from tests.specs import BY_STATE as OPTIMIZERS
 from tests.specs import SPECS
 from tests.world import DENSE, HALF, RESIDENT, SPILLED, Act, World, Worlds, numbers, one_group, values

@@ -6,20 +6,20 @@ import dataclasses
 import inspect
 from typing import Any
 
-import methods_page
 import pytest
 import torch
-from made_pages import entries_of, sections_of
 
 from pagedopt import MemoryReport, PagedOptimizer
 from pagedopt.optim.overlap.overlap import OverlapReport
 from pagedopt.optim.rule_optimizer import RuleOptimizer
+from tests.optim import methods_page
+from tests.optim.made_pages import entries_of, sections_of
 
 LISTED = [thing for things in methods_page.PARTS.values() for thing in things]
 
 
 def test_the_page_is_made_of_docstrings() -> None:
-    assert methods_page.PAGE.read_text() == methods_page.page(), "write it anew, as tests/helpers/methods_page.py says"
+    assert methods_page.PAGE.read_text() == methods_page.page(), "write it anew, as tests/optim/methods_page.py says"
 
 
 def test_every_method_is_there() -> None:

@@ -14,7 +14,8 @@ from optim_support import same
 from support import default_dtype
 
 import pagedopt
-from tests.acts import GROUPS, MOVES, absent
+from tests.acts import GROUPS, absent
+from tests.loads import MOVES
 from tests.outside.nadam import NAdam, nadam
 from tests.specs import CASES, Case
 from tests.world import INT8, SIDES, Act, Params, World, Worlds, groups_of, parameters, steps

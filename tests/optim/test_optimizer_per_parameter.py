@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import optim_support
-import optimizer_per_parameter as apart
 import pytest
 import torch
 from children import python
 from file_support import MIB, open_files
 from gpu_support import NEEDED
 from optim_support import same, step_on_ones
-from optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
@@ -28,6 +26,8 @@ from pagedopt.optim import class_checks
 from pagedopt.optim.class_checks import MANY
 from pagedopt.placements import FileArena, MappedArena
 from pagedopt.system import warn
+from tests.optim import optimizer_per_parameter as apart
+from tests.optim.optimizer_per_parameter import ADAMW, hooked, parameters, train, unhook
 
 COUNT = 1000
 #: Bytes beside the state of a large one: it has several pages, and says of each when it is visited.

@@ -7,7 +7,6 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-import options_page
 import pytest
 import torch
 
@@ -16,6 +15,7 @@ from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
 from pagedopt.optim.options import MAX_SEED, TABLE
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
+from tests.optim import options_page
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
@@ -27,7 +27,7 @@ def each(values: str) -> list[Any]:
 
 
 def test_the_page_is_made_of_the_table() -> None:
-    assert options_page.PAGE.read_text() == options_page.page(), "write it anew, as tests/helpers/options_page.py says"
+    assert options_page.PAGE.read_text() == options_page.page(), "write it anew, as tests/optim/options_page.py says"
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -57,7 +57,7 @@ def test_options_with_more_values_than_are_listed_say_their_range() -> None:
     for name, said in {"seed": f"whole numbers from 0 to {MAX_SEED:,}",
                        "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
         assert TABLE[name].choice == said
-        assert f"\n| `{name}` | {said} | " in page
+        assert f"\n## {name}\n\nValues: {said}.\n" in page
 
 
 def literals(hint: Any) -> set[Any]:

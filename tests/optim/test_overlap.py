@@ -78,9 +78,9 @@ def _own_alone(queued: QueuedStep, module: torch.nn.Module, _: Any) -> None:
     queued.wait_for(queued.launches_before(module._parameters.values()))
 
 
-def _as_if_known(self: Overlap, counter: Any) -> None:
+def _as_if_known(self: Overlap) -> None:
     if sys._getframe(1).f_code is not Overlap._wait_for.__code__:
-        finish(self, counter)
+        finish(self)
 
 
 wait_for, finish = QueuedStep.wait_for, Overlap._finish

@@ -12,7 +12,8 @@ from gpu_support import DEVICES
 from support import BF16, F16, F32, F64
 
 from pagedopt.transports.choose import TRANSPORTS
-from tests.acts import MOVES, absent, add_group, renew
+from tests.acts import absent, add_group
+from tests.loads import MOVES, renew
 from tests.specs import BY_STATE
 from tests.world import RESIDENT, Act, Side, World, Worlds
 

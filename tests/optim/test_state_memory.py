@@ -15,10 +15,11 @@ import pytest
 import torch
 from children import python
 from file_support import MIB, environment
-from paths import HELPERS
-from state_apart import NUMEL, trained
 
-SCRIPT = str(HELPERS / "state_apart.py")
+from tests.optim import state_apart
+from tests.optim.state_apart import NUMEL, trained
+
+SCRIPT = str(state_apart.__file__)
 SAVING = ["save a tensor", "save an entry", "save all"]
 TENSOR = 4 * NUMEL  # bytes
 PLACEMENTS = ["resident", "file"]

@@ -14,7 +14,8 @@ from gpu_support import DEVICES, NEEDED, no_synchronizing
 from support import default_dtype
 
 from pagedopt import PagedAdamW
-from tests.acts import MOVES, absent
+from tests.acts import absent
+from tests.loads import MOVES
 from tests.specs import CASES, Case
 from tests.world import HALF, RESIDENT, SIDES, SPILLED, Side, World, Worlds, assert_same_bits, give
 

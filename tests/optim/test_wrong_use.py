@@ -8,6 +8,7 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pagedopt import PagedAdamW, PagedLion, PagedSGD, run_with_room
 from pagedopt.paging.budget import Budget
 from pagedopt.system import warn
 from pagedopt.transports import MemcpyTransport
+from tests.world import is_raised
 
 
 @pytest.fixture(autouse=True)
@@ -201,38 +203,103 @@ def moved(param, grad, *, blocks):  # type: ignore[no-untyped-def]
     return param
 
 
-# --- arguments
+# --- arguments and calls
 
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"lr": "3e-4"}, "lr is '3e-4', a text; write the number, as lr=3e-4"),
-        ({"weight_decay": ""}, "weight_decay is '', a text; write the number, as weight_decay=0"),
-        ({"betas": 0.9}, "betas is 0.9; give two numbers, as betas=(0.9, 0.999)"),
-        ({"betas": ("0.9", 0.99)}, "betas is ('0.9', 0.99); give two numbers, as betas=(0.9, 0.999)"),
-        ({"betas": (0.9, None)}, "betas is (0.9, None); give two numbers, as betas=(0.9, 0.999)"),
-        ({"betas": "99"}, "betas is '99'; give two numbers, as betas=(0.9, 0.999)"),
-        ({"betas": {0.9: 0.99, 0.999: 0}}, "betas is {0.9: 0.99, 0.999: 0}; give two numbers, as betas=(0.9, 0.999)"),
-        ({"betas": {0.5}}, "betas is {0.5}; give two numbers, as betas=(0.9, 0.999)"),
-        ({"learning_rate": 1.0}, "__init__() got an unexpected keyword argument 'learning_rate': write lr=…"),
-    ],
+KINDS = (PagedAdamW, PagedSGD, PagedLion)
+HYPER: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"lr": "3e-4"}, "lr is '3e-4', a text; write the number, as lr=3e-4"),
+    ({"weight_decay": ""}, "weight_decay is '', a text; write the number, as weight_decay=0"),
+    ({"learning_rate": 1.0}, "__init__() got an unexpected keyword argument 'learning_rate': write lr=…"),
 )
-@pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD, PagedLion])
-def test_a_hyperparameter_of_the_wrong_kind_is_answered(kind: Any, options: dict[str, Any], text: str) -> None:
-    if "betas" in options and kind is PagedSGD:
-        pytest.skip("has no betas")
-    with pytest.raises(TypeError, match=re.escape(text)):
-        kind(parameters(), **options)
+BETAS = (0.9, ("0.9", 0.99), (0.9, None), "99", {0.9: 0.99, 0.999: 0}, {0.5})
+#: What a name of the package that is not there is answered with.
+NAMES = {
+    "PagedMuon": "\n", "PagedNadam": "\n", "PagedAdan": "\n", "nosuch": "\n",
+    "PagedAdamw": "; did you mean PagedAdamW?\n", "PagedLoin": "; did you mean PagedLion?\n",
+    "foreach_ad": "; did you mean foreach_add?\n",
+    "shadow": ": run examples/beside_torch.py",
+}  # fmt: skip
+#: What a word that no constructor takes is answered with.
+WORDS = {
+    "budget": ": write device_budget=…", "overlap": ": call optimizer.attach(model)",
+    "decoupled_weight_decay": ": write it into parameter groups", "device_budgt": "; did you mean device_budget?",
+    "weight_decy": "; did you mean weight_decay?", "state_fromat": "; did you mean state_format?",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("betas", [(0.9,), (0.9, 0.99, 0.5)])
-def test_betas_are_two(betas: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)")):
-        PagedLion(parameters(), betas=betas)
-    if len(betas) == 3:
-        with pytest.raises(ValueError, match=re.escape(f"betas is {betas}; rule 'adamw' takes 2 of them")):
-            PagedAdamW(parameters(), betas=betas).step()  # where torch raises, too
+def theirs() -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters())
+
+
+#: Act, error, and what it says; a line break is its end.
+REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    *((partial(kind, parameters(), **given), TypeError, said) for kind in KINDS for given, said in HYPER),
+    *(
+        (
+            partial(kind, parameters(), betas=betas),
+            TypeError, f"betas is {betas!r}; give two numbers, as betas=(0.9, 0.999)",
+        )
+        for kind in (PagedAdamW, PagedLion) for betas in BETAS
+    ),
+    *(
+        (
+            partial(PagedLion, parameters(), betas=betas),
+            ValueError, f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)",
+        )
+        for betas in ((0.9,), (0.9, 0.99, 0.5))
+    ),
+    (
+        lambda: make(betas=(0.9, 0.99, 0.5)).step(),  # where torch raises, too
+        ValueError, "betas is (0.9, 0.99, 0.5); rule 'adamw' takes 2 of them",
+    ),
+    (lambda: make(lr=None), TypeError, "lr is None; give"),
+    *(
+        (partial(make, **{word: 1}), TypeError, f"unexpected keyword argument '{word}'{said}")
+        for word, said in WORDS.items()
+    ),
+    (
+        lambda: PagedAdamW(parameters(5000), betas=(0.995, 0.999), state_format="int8"),
+        ValueError, "; give that state another format, as state_format={'exp_avg': 'bfloat16', …: 'int8'}",
+    ),
+    (
+        lambda: PagedAdamW([{"param": parameters(), "lr": 1e-3}]),  # a KeyError, as of torch's
+        KeyError, "a parameter group has no 'params', and has 'param', 'lr'; write",
+    ),
+    *(
+        (partial(getattr, pagedopt, name), AttributeError, f"has no attribute '{name}'{said}")
+        for name, said in NAMES.items()
+    ),
+    *(
+        (lambda path=path: make().load_state_dict(path), TypeError, "write load_state_dict(torch.load('ck.pt'))")
+        for path in ("ck.pt", Path("ck.pt"))
+    ),
+    (lambda: make().load_state_dict(make()), TypeError, "this is an optimizer; pass its state_dict()"),
+    (lambda: make().load_state_dict(None), TypeError, "this is None"),
+    (lambda: make().load_state_dict(None), AttributeError, "this is None"),  # as of torch's
+    (lambda: make().load_state_dict(make()), AttributeError, "this is an optimizer"),
+    (
+        lambda: make().load_state_dict({"model": {}, "optimizer": make().state_dict()}),
+        ValueError, "write load_state_dict(checkpoint['optimizer'])",
+    ),
+    *(
+        (lambda value=value: make().attach(value), TypeError, f"takes a torch.nn.Module, and not {said}")
+        for value, said in ((3, "an int"), ([], "a list"), (None, "a NoneType"))
+    ),
+    (
+        lambda: run_with_room(theirs(), print),
+        TypeError, "the optimizer is an AdamW, whose state cannot be spilled; give one of pagedopt",
+    ),
+    (lambda: run_with_room(print, make()), TypeError, "and the function a PagedAdamW; give the optimizer first"),
+    (lambda: run_with_room(make(), torch.ones(1)), TypeError, "the function is tensor([1.]); give one without"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("act", "kind", "said"), [pytest.param(*row, id=row[-1].strip()) for row in REFUSED])
+def test_what_is_wrong_is_refused_in_words(act: Callable[[], Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind) as caught:
+        act()
+    assert said in f"{caught.value}\n"
+    assert is_raised(caught.value), "it just went wrong"
 
 
 def test_state_of_another_dtype_is_answered_with_the_one_it_should_have() -> None:
@@ -242,53 +309,6 @@ def test_state_of_another_dtype_is_answered_with_the_one_it_should_have() -> Non
     entry["exp_avg"] = entry["exp_avg"].bfloat16()
     with pytest.raises(TypeError, match=r"'exp_avg' of .* is torch.bfloat16; it should be torch.float64 \(by "):
         optimizer.step()
-
-
-def test_a_format_that_cannot_store_a_state_is_answered_with_what_can() -> None:
-    with pytest.raises(
-        ValueError,
-        match=re.escape("; give that state another format, as state_format={'exp_avg': 'bfloat16', …: 'int8'}"),
-    ):
-        PagedAdamW(parameters(5000), betas=(0.995, 0.999), state_format="int8")
-
-
-def test_an_optimizer_that_is_not_there_is_not_taken_for_another() -> None:
-    meant = {"PagedMuon": "", "PagedNadam": "", "PagedAdan": "", "PagedAdamw": "PagedAdamW", "PagedLoin": "PagedLion"}
-    for name, other in meant.items():
-        said = f"; did you mean {other}?" if other else ""
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'{re.escape(said)}$"):
-            getattr(pagedopt, name)
-
-
-def test_a_group_without_parameters_is_answered() -> None:
-    with pytest.raises(KeyError, match="a parameter group has no 'params', and has 'param', 'lr'; write"):
-        PagedAdamW([{"param": parameters(), "lr": 1e-3}])
-    with pytest.raises(KeyError):
-        torch.optim.AdamW([{"param": parameters(), "lr": 1e-3}])
-
-
-@pytest.mark.parametrize("path", ["ck.pt", Path("ck.pt")])
-def test_a_path_is_no_state_dict(path: Any) -> None:
-    with pytest.raises(TypeError, match=re.escape("this is a path; write load_state_dict(torch.load('ck.pt'))")):
-        make().load_state_dict(path)
-
-
-@pytest.mark.parametrize(("value", "said"), [(3, "an int"), ([], "a list"), (None, "a NoneType")])
-def test_a_class_has_its_article(value: Any, said: str) -> None:
-    with pytest.raises(TypeError, match=f"takes a torch.nn.Module, and not {said}$"):
-        make().attach(value)
-
-
-def test_run_with_room_says_what_it_takes() -> None:
-    ours, theirs = make(), torch.optim.AdamW(parameters())
-    wrong: list[tuple[tuple[Any, ...], str]] = [
-        ((theirs, print), "the optimizer is an AdamW, whose state cannot be spilled; give one of pagedopt"),
-        ((print, ours), "and the function a PagedAdamW; give the optimizer first"),
-        ((ours, torch.ones(1)), "the function is tensor([1.]); give one without arguments"),
-    ]
-    for arguments, text in wrong:
-        with pytest.raises(TypeError, match=re.escape(text)):
-            run_with_room(*arguments)
 
 
 # --- state of another optimizer
@@ -348,29 +368,3 @@ def test_a_model_without_a_parameter_of_the_optimizer_is_told_when_it_is_attache
     (said,) = texts(lambda: make().attach(model))
     assert said == "this Linear holds no parameter of this optimizer, so its forward hides nothing"
     assert texts(lambda: PagedAdamW(model.parameters()).attach(model)) == []
-
-
-def test_what_is_no_state_dict_is_answered_with_what_to_write() -> None:
-    optimizer = make()
-    for wrong, words in (
-        (optimizer, "this is an optimizer; pass its state_dict()"),
-        (None, "this is None"),
-        ({"model": {}, "optimizer": optimizer.state_dict()}, r"write load_state_dict\(checkpoint\['optimizer'\]\)"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=words):
-            optimizer.load_state_dict(wrong)
-    for wrong in (None, optimizer):  # as of torch's
-        with pytest.raises(AttributeError):
-            optimizer.load_state_dict(wrong)
-        with pytest.raises(AttributeError):
-            torch.optim.AdamW(parameters()).load_state_dict(wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [({"budget": "2GiB"}, "write device_budget=…"), ({"overlap": "forward"}, r"call optimizer\.attach\(model\)"),
-     ({"decoupled_weight_decay": False}, "write it into parameter groups"), ({"lr": None}, "lr is None; give")],
-)  # fmt: skip
-def test_slips_are_answered_with_what_to_write(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        make(**given)

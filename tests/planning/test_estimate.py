@@ -40,13 +40,16 @@ def taken(net: torch.nn.Module, kind: Any = PagedAdamW, **options: Any) -> paged
 
 @pytest.mark.parametrize("budget", [0, 3 * MIB, "5 MiB", "10.2MB", "1GiB"])
 @pytest.mark.parametrize(
-    "options", [{}, {"state_format": "bfloat16"}, {"state_format": "int8"}, {"amsgrad": True}], ids=str
+    "options",
+    [{}, {"state_format": "bfloat16"}, {"state_format": "int8"}, {"amsgrad": True}, {"param_format": "bfloat16+8"}],
+    ids=str,
 )
 def test_a_file_takes_what_was_said(options: dict[str, Any], budget: int | str) -> None:
-    net = network()
+    net = network(BF16 if "param_format" in options else F32)
     report = taken(net, device_budget=budget, **options)
+    formats = {name: option for name, option in options.items() if name != "amsgrad"}
     rule = "adamw_amsgrad" if options.get("amsgrad") else "adamw"
-    said = estimate(net, rule=rule, device_budget=budget, state_format=options.get("state_format"))
+    said = estimate(net, rule=rule, device_budget=budget, **formats)
     assert (said.by_place, said.placement, said.budget) == (report.by_place, report.placement, report.budget)
     assert said.state_bytes == sum(report.by_place.values())
 

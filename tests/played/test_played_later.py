@@ -57,7 +57,7 @@ def launched(run: Run) -> int:
 
 def hidden(run: Run, optimizer: Any) -> int:
     """How many launches a forward has waited for; none on a CPU."""
-    return 0 if run.card is None else optimizer._overlap.report.hidden  # overlap_report() waits
+    return int(optimizer.overlap_report().hidden)
 
 
 def forward(run: Run, model: nn.Module, optimizer: Any) -> None:

@@ -53,15 +53,9 @@ class OverlapReport:
     outside: int = 0
 
 
-class _Need(NamedTuple):
-    """For what it is known how many launches a module waits for: steps, its mode, and the addresses of its parameters.
-
-    Memory that is to be updated is kept alive; so what lies at the address of a parameter is that, or a view of it.
-    """
-
-    last: LastLaunches | None
-    training: bool
-    addresses: list[int] | None
+#: For what it is known how many launches a module waits for: steps, its mode, and the addresses of its parameters.
+#: Memory that is to be updated is kept alive; so what lies at the address of a parameter is that, or a view of it.
+_Need = tuple[LastLaunches | None, bool, list[int] | None]
 
 
 class _Call(NamedTuple):
@@ -101,8 +95,7 @@ class Overlap:
         self._fence, self._load = hooks.Fence(self), hooks.Load(self)
         self._seen, self._off = False, ""
         self.misuse = ""  # what was done to a queued step, and nobody was told
-        self._turns_for: tuple[bytes, list[int]] = b"", []  # modules and parameters, and the turns of these
-        self._turns_now: list[int] | None = None  # of the step that goes on, unless code of the user comes before it
+        self._turns: tuple[bytes, list[int]] = b"", []  # modules and parameters, and the turns of these
         self._first_launches = 0  # of the queued step: those of parameters that no record has seen
         self._before_steps: Any = None
 
@@ -139,9 +132,7 @@ class Overlap:
         self._off = ""
         if optimizer is not None and self._before_steps is None:
             before = weakref.WeakMethod(self.before_step)
-            self._before_steps = optimizer.register_step_pre_hook(
-                lambda *given: (call := before()) and call(*given[1:])
-            )
+            self._before_steps = optimizer.register_step_pre_hook(lambda *_: (call := before()) and call())
             optimizer._optimizer_step_pre_hooks.move_to_end(self._before_steps.id, last=False)
             hooks.let_apply_wait()
             hooks.known.add(self)
@@ -193,7 +184,7 @@ class Overlap:
     def _hook_anew(self, modules: Sequence[Module]) -> None:
         """Hook modules that have joined a model, have lost their hooks, or have others in front; wait if there are."""
         if found := self._unhooked(modules):
-            self._finish("waited")
+            self._finish()
             self._forget()
             if why := next(filter(None, map(refusal, found)), ""):
                 self._turn_off(f"a module has joined the model, and {why}")
@@ -224,7 +215,7 @@ class Overlap:
                 self._wait_for(queued, module, call)
             else:
                 self._refuse_early_read(queued, module)
-                self._finish("waited")
+                self._finish()
 
     def begin(self, module: Module, frame: FrameType) -> None:
         """An attached model is called: wait for what no module is known to read, or for all; record what is not known.
@@ -239,7 +230,7 @@ class Overlap:
                 return
             self._end(call)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self._finish("waited")
+            self._finish()
             self._turn_off("the model was captured into a CUDA graph, which calls no hooks")
         modules, queued, recorder = modules_of(self._models), self.queued, None
         hooks.wrap_compiled(modules)
@@ -253,7 +244,7 @@ class Overlap:
         known = module.training in self._reads.get(module, ())
         grad = torch.is_grad_enabled() and not internals.in_fake_mode()
         if not known:
-            self._finish("waited")
+            self._finish()
             if grad and not self._off:
                 recorder = Recorder(modules, module, frame)
         self._calls.now = call = _Call(module, frame, grad, recorder)
@@ -287,7 +278,7 @@ class Overlap:
                 if module in recorder.ended or module.training in modes:
                     modes[module.training] = reads | modes.get(module.training, set())
             self._needs.clear()
-            self._turns_for = b"", []
+            self._turns = b"", []
         self._calls.now = None
 
     def _refuse_early_read(self, queued: QueuedStep, module: Module) -> None:
@@ -299,7 +290,7 @@ class Overlap:
         read = (p for m in above for p in m._parameters.values() if p is not None)
         if (early := next(filter(queued.is_pending, read), None)) is not None:
             name = self.name_of(early)
-            self._finish("waited")
+            self._finish()
             raise RuntimeError(
                 f"a {type(module).__name__} is called outside of a call of the model that holds it, while {name} of a "
                 "module around it is still to be updated: a method may have read that too early. Call "
@@ -308,19 +299,19 @@ class Overlap:
 
     def _wait_for(self, queued: QueuedStep, module: Module, call: _Call) -> None:
         """Wait for what a module reads, or for all if that is not known: then the model's next call is recorded."""
-        need = _Need(queued.last, module.training, addresses_in(module))
+        need = queued.last, module.training, addresses_in(module)
         known = None if module._compiled_call_impl is not None else self._needs.get(module)
         if known is None or known[0] != need:
             others = self._reads.get(module, {}).get(module.training)
             if others is None:
                 if call.grad:
                     self._reads.get(call.module, {}).pop(call.module.training, None)
-                self._finish("waited")
+                self._finish()
                 return
             own = module.parameters() if is_compiled(module) else module._parameters.values()
             there = [owner._parameters.get(name) for ref, name in others if (owner := ref()) is not None]
             known = need, queued.launches_before([*own, *there])
-            if not others and need.addresses is not None and not is_compiled(module):
+            if not others and need[2] is not None and not is_compiled(module):
                 self._needs[module] = known
         self._count("hidden", queued.wait_for(known[1]))
 
@@ -333,11 +324,11 @@ class Overlap:
         optimizer = self._optimizer()
         return [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
 
-    def _turns(self, modules: Sequence[Module]) -> list[int]:
+    def _find_turns(self, modules: Sequence[Module]) -> list[int]:
         """Return the turn of each parameter, by first use; OUTSIDE: no module holds it; or UNRECORDED."""
         held, params = [(m, of) for m in modules if (of := m._parameters)], self._params()
         asked = identities((*itertools.chain.from_iterable((m, *of.keys(), *of.values()) for m, of in held), *params))
-        known, turns = self._turns_for
+        known, turns = self._turns
         if asked != known:
             first: dict[int, int] = {}
             for module, of in held:
@@ -346,28 +337,23 @@ class Overlap:
                     first[id(p)] = min(first.get(id(p), _NEVER), uses.get(name, _NEVER))
             turns = [first.get(id(p), OUTSIDE) for p in params]
             turns = [UNRECORDED if turn == _NEVER else turn for turn in turns]
-            self._turns_for = asked, turns
+            self._turns = asked, turns
         return turns
 
-    def before_step(self, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """A step is about to be prepared: wait if hooks of the user run before it, as a closure does; look anew.
-
-        Pages pass in the order in which their parameters are first used; first those that no model holds.
-
-        Args:
-            given, named: arguments of ``step()``.
-        """
+    def before_step(self) -> None:
+        """A step is asked for: wait before hooks of the user, which may read parameters; a closure's forward hides."""
         optimizer: Any = self._optimizer()
-        hooked = len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")
-        if self.queued is not None and hooked:
+        if self.queued is not None and (len(optimizer._optimizer_step_pre_hooks) > 1 or _global_hooks("pre")):
             self.wait()
+
+    def order_pages(self, optimizer: RuleOptimizer) -> None:
+        """Let pages of the step that is prepared next pass as their parameters are first used; first those outside."""
         if not self._off:
             modules = modules_of(self._models)
             self._hook_anew(modules)
-            turns = self._turns(modules)
-            if (order := dict(enumerate(turns))) != optimizer.first_use:
+            order = dict(enumerate(self._find_turns(modules)))
+            if order != optimizer.first_use:
                 optimizer.first_use, optimizer._plan = order, None  # its launches have another order
-            self._turns_now = None if hooked or len(given) > 1 or named else turns
 
     # --- fences
 
@@ -375,7 +361,7 @@ class Overlap:
         """Wait for the queued step, before anything that it changes is read or written."""
         if (call := self._calls.now) is not None and not is_running(call.frame):
             self._end(call)
-        self._finish("waited")
+        self._finish()
 
     def tell_misuse(self, added: str = "") -> None:
         """Raise RuntimeError, once, if something was done to a queued step that it cannot have taken into account.
@@ -405,9 +391,9 @@ class Overlap:
         if (queued := self.queued) is not None and queued.begun < queued.total:
             raise RuntimeError("a copy of a model whose update is queued: call optimizer.wait() before")
 
-    def _finish(self, counter: Literal["hidden", "waited"]) -> None:
+    def _finish(self) -> None:
         if (queued := self.queued) is not None:
-            self._count(counter, queued.finish())
+            self._count("waited", queued.finish())
             self._end_of(queued)  # not in a `finally`: after an interrupt the next fence waits for what is left
 
     def _end_of(self, queued: QueuedStep) -> None:
@@ -427,7 +413,7 @@ class Overlap:
             if (module is not caller or hasattr(caller, "_orig_mod")) and module in self._handles:
                 return
             frame = frame.f_back
-        self._finish("waited")
+        self._finish()
         self._turn_off("a compiler has traced the model, and its code calls no hooks")
 
     def _turn_off(self, why: str) -> None:
@@ -449,8 +435,7 @@ class Overlap:
         return step.run()
 
     def _queue(self, step: Step) -> None:
-        known, self._turns_now = self._turns_now, None
-        turns, params = known or self._turns(modules_of(self._models)), self._params()
+        turns, params = [*step.optimizer.first_use.values()], self._params()
         unrecorded, elsewhere = (
             [p for t, p in zip(turns, params, strict=True) if t == turn] for turn in (UNRECORDED, OUTSIDE)
         )

@@ -1,7 +1,7 @@
 """``notes/clients.md``: what of which client works, made of what its tests have shown.  To run them and write it anew:
 
     PAGEDOPT_CLIENTS_RECORD=notes/raw/clients.json make test-clients TEST_ARGS='-m "" tests/clients'
-    PYTHONPATH=.:tests/helpers python -m clients_page
+    PYTHONPATH=.:tests/helpers python -m tests.clients.clients_page
 
 A line is the docstring of a test.  Runs with and without a GPU are kept side by side, each in its part of the record.
 """
@@ -66,10 +66,9 @@ CLIENTS = (
         "optimizer = PagedAdamW(model.parameters(), **kwargs)\n"
         "Trainer(model, arguments, optimizers=(optimizer, None), …)",
         "hf_trainer.py",
-        "Trainer does not pass its learning rate to such a class, so the arguments contain it. Trainer makes two "
-        "groups: one with its `weight_decay`, one (biases and norms) without. `trainer.optimizer.optimizer` is ours "
-        "(`memory_report()`, `set_device_budget()`). With `optimizers=`, write `with optimizer.guard(): "
-        "trainer.train()`. `auto_find_batch_size=True` retries with smaller batches where memory ran out.",
+        "Trainer does not pass its learning rate to such a class, so the arguments contain it. It makes two groups: "
+        "one with its `weight_decay`, one (biases and norms) without. `trainer.optimizer.optimizer` is ours. With "
+        "`optimizers=`, write `with optimizer.guard(): trainer.train()`.",
     ),
     Client(
         "accelerate",
@@ -116,16 +115,12 @@ CLIENTS = (
 _HEAD = """\
 # Trainers and libraries that these optimizers were run with
 
-Made by `tests/helpers/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients`. It
+Made by `tests/clients/clients_page.py` of `raw/clients.json`; do not edit. Each line is a test in `tests/clients`. It
 trains a small model with `PagedAdamW` and with torch's fused AdamW from the same seed, and compares every step, the
 losses and the weights. `make test-clients` runs most of them, `make test-long` all.
 
-| cell | meaning |
-|---|---|
-| `resident` | passed with all state on the model's device |
-| `away` | passed with `device_budget=0` |
-| `yes` | passed with both, or the budget does not matter |
-| `–` | not run, or not for this device |
+Where a line says nothing else, it passed on a CPU and on CUDA, with all state on the model's device and with
+`device_budget=0`. *Resumed* is in a new process, and has the same bits as without interruption.
 
 Several processes run over gloo on CPUs and over NCCL on GPUs; several machines have not been tried. If transformers,
 timm or Lightning cannot be imported beside a CPU build of torch, see [setup.md](setup.md).
@@ -174,11 +169,9 @@ def _chapter(client: Client, record: dict[str, Any]) -> str:
         lines += [f"A whole program: [examples/{client.example}](../examples/{client.example}).", ""]
     if client.words:
         lines += [*textwrap.wrap(client.words, 120), ""]
-    lines += ["| what | CPU | CUDA |", "|---|---|---|"]
-    runs = [record.get(device, {}).get("outcomes", {}) for device in ("cpu", "cuda")]
     for name, words in described(ROOT / client.file):
-        cells = [_cell(run, f"{client.file}::{name}") for run in runs]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
+        line = f"* {words}{_where(record, f'{client.file}::{name}')}"
+        lines.append(textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     return "\n".join([*lines, ""])
 
 
@@ -189,14 +182,16 @@ def described(file: Path) -> Iterator[tuple[str, str]]:
             yield node.name, " ".join((ast.get_docstring(node) or "").split())
 
 
-def _cell(outcomes: dict[str, str], test: str) -> str:
-    """In which places a test has passed, and where it failed."""
-    found = {node: outcome for node, outcome in outcomes.items() if node.partition("[")[0] == test}
-    said: dict[str, set[str]] = {}
-    for node, outcome in sorted(found.items(), reverse=True):  # "resident" before "away"
-        place = next((name for name in ("resident", "away") if name in _arguments(node)), "yes")
-        said.setdefault(place, set()).add(outcome)
-    return ", ".join(place if each == {"passed"} else f"{place}: fails" for place, each in said.items()) or "–"
+def _where(record: dict[str, Any], test: str) -> str:
+    """The only device on which a test has passed, if it has not on both; and the cases that failed."""
+    passed, failed = [], list[str]()
+    for device, run in record.items():
+        found = {node: outcome for node, outcome in run["outcomes"].items() if node.partition("[")[0] == test}
+        passed += [device.upper()] if found else []
+        failed += [f"{device} {node.removeprefix(test)}" for node, outcome in found.items() if outcome != "passed"]
+    if failed:
+        return f" *Fails: {', '.join(failed)}.*"
+    return {0: " *Not run yet.*", 1: f" *{' and '.join(passed)} alone.*"}.get(len(passed), "")
 
 
 def _arguments(node: str) -> list[str]:

@@ -41,13 +41,3 @@ def seen() -> Iterator[Row]:
     import pagedopt
 
     yield {"tree": str(Path(pagedopt.__file__).parents[1]), "variable": os.environ.get("TOY")}
-
-
-def compiled() -> Iterator[Row]:
-    """Which caches an earlier process left something in; leaves something there."""
-    from experiments.works.fresh import FOLDERS
-
-    files = {name: Path(os.environ[name]) / "kernel" for name in FOLDERS}
-    yield {"found": {name: file.exists() for name, file in files.items()}}
-    for file in files.values():
-        file.write_text("text")

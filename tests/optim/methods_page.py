@@ -1,24 +1,26 @@
 """``notes/methods.md``: what optimizers offer beside torch's, as their docstrings say it.  To write it anew:
 
-PYTHONPATH=.:tests/helpers python -m methods_page
+PYTHONPATH=.:tests/helpers python -m tests.optim.methods_page
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from made_pages import call_of, text_of
 from paths import ROOT
 
 from pagedopt import MemoryReport, PagedOptimizer
 from pagedopt.optim.overlap.overlap import OverlapReport
+from tests.optim.made_pages import call_of, text_of
 
 PAGE = ROOT / "notes" / "methods.md"
 _HEAD = """\
 # Methods of every optimizer
 
-Made by `tests/helpers/methods_page.py` of docstrings; do not edit. Methods of torch's optimizers are the same and, but
-for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more on `attach`.
+Made by `tests/optim/methods_page.py` of docstrings; do not edit. Arguments and errors:
+`help(pagedopt.PagedAdamW.attach)`, or the page of public names on the site (`make docs`). Methods of torch's optimizers
+are the same and, but for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more
+on `attach`.
 """
 #: Methods by what they are for; behind one the class of what it returns.
 PARTS: dict[str, tuple[Any, ...]] = {

@@ -3,8 +3,8 @@
 The files in ``data`` are from commit 5d310f2.  They were made by
 
     mkdir /tmp/old && git archive 5d310f2 pagedopt | tar x -C /tmp/old
-    PYTHONPATH=/tmp/old python tests/helpers/write_golden.py tests/helpers/data/pagedopt-5d310f2-cpu.pt
-    PYTHONPATH=/tmp/old python tests/helpers/write_golden.py tests/helpers/data/pagedopt-5d310f2-cuda.pt --device cuda
+    PYTHONPATH=/tmp/old python tests/optim/write_golden.py tests/helpers/data/pagedopt-5d310f2-cpu.pt
+    PYTHONPATH=/tmp/old python tests/optim/write_golden.py tests/helpers/data/pagedopt-5d310f2-cuda.pt --device cuda
 
 Of each case there are the parameters after some steps, the state dict as it was then (its tensors as ``torch.save``
 found them, in the storages of their arenas), gradients, and the parameters after ``AFTER`` steps with these.

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
-#: Sections of docstrings that are lists, by how a page introduces them.
-_LISTS = {"Args": "Arguments:", "Attributes": "Fields:", "Raises": "Raises:"}
-_HEAD = re.compile(rf"({'|'.join(_LISTS)}|Returns|Example):")
+#: The sections of docstrings.  Arguments and errors are for ``help()`` and the site's page of public names.
+_HEAD = re.compile("(Args|Attributes|Raises|Returns|Example):")
+_LEFT_OUT = ("Args", "Raises")
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -27,11 +27,13 @@ def call_of(function: Callable[..., Any], on: str) -> str:
 
 
 def text_of(thing: Any) -> str:
-    """The docstring of a method or class."""
+    """The docstring of a method or class, without arguments and errors."""
     found: list[str] = []
     for section, lines in sections_of(inspect.getdoc(thing) or "").items():
-        if section in _LISTS:
-            found.append(_LISTS[section] + "\n\n" + "\n".join(map(_item, entries_of(lines))))
+        if section in _LEFT_OUT:
+            continue
+        if section == "Attributes":
+            found.append("\n".join(map(_item, entries_of(lines))))
         elif section == "Example":
             code = [re.sub(r" {2,}#", "  #", re.sub(r"^(>>>|\.\.\.) ?", "", line)) for line in lines]  # as ruff has it
             found.append("\n".join(["```python", *code, "```"]))
