@@ -37,6 +37,8 @@ LAYOUT = 3
 MACHINE = ("processor", "cores", "gpu", "python", "torch", "torch_cuda", "numpy", "driver")
 VERSIONS = ("cupy-cuda13x", "cupy-cuda12x", "cuda-bindings", "numba")
 PACKAGES = ("torch", "numpy", *VERSIONS[:3], "numba", "bitsandbytes", "torchao", "torch-optimi")
+#: Those that a note names; files of results have all.
+COMPARED = ("torch", "bitsandbytes", "torchao", "torch-optimi")
 UNMEASURED = "not measured in this run"
 #: Where questions are.
 FOLDERS = [found for found in pkgutil.iter_modules(experiments.__path__) if found.name not in ("works", "lecture")]
@@ -60,7 +62,7 @@ class Experiment:
 
     @property
     def whose(self) -> str:
-        """What tells its machine, bars and left out from another's on a page that has another name: " in_8_bits"."""
+        """What tells its machine from another's on a page that has another name: " in_8_bits"."""
         return "" if self.note == self.name else f" {self.name}"
 
     def on(self, device: str) -> dict[str, ModuleType]:
@@ -326,13 +328,11 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def machine_line(result: Mapping[str, Any]) -> str:
     """A sentence about the machine, and which questions are of another source than the last."""
     m = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-    gpu = f"{m['gpu']} (driver {m['driver']}, CUDA {m['torch_cuda']})" if result["device"] != "cpu" else "CPU only"
+    on_a_cpu = result["device"] == "cpu"
+    versions = ", ".join(f"{name} {m['versions'][name]}" for name in COMPARED if name in m["versions"])
+    chip = f"{m['processor']}, {m['cores']} cores" if on_a_cpu else f"{m['gpu']}, driver {m['driver']}"
     quick = " **A `--quick` run: the numbers mean nothing.**" if result.get("quick") else ""
-    return (
-        f"Measured {m['when'][:10]} at {words(m)}: {gpu}; {m['processor']}, {m['cores']} cores; "
-        f"Python {m['python']}, {versions}.{earlier(result)}{quick}"
-    )
+    return f"Measured {m['when'][:10]} at {words(m)}: {chip}, {versions}.{earlier(result)}{quick}"
 
 
 def earlier(result: Mapping[str, Any]) -> str:
@@ -348,17 +348,16 @@ def earlier(result: Mapping[str, Any]) -> str:
 
 
 def sections(result: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
-    """Name → content of a note: ``machine``, ``bars``, ``left out``, and what the questions say."""
+    """Name → content of a note: ``machine``, with bars and what is left out, and what the questions say."""
     known = pages(result, experiment)
-    mine = experiment.whose
-    found = {f"machine{mine}": f"{machine_line(result)} All rows: `python -m experiments {experiment.name} --show`."}
-    found[f"left out{mine}"] = (
-        "\n".join(f"- {line}" for line in dict.fromkeys(left_out(result, experiment))) or "nothing"
-    )
+    about = [f"{machine_line(result)} All rows: `python -m experiments {experiment.name} --show`."]
     if bars := [bar for page in known.values() for bar in page.bars]:
         missed = [bar.words()[:3] for bar in bars if bar.met is False]
-        said = f"Of {len(bars)} numbers to reach {len(bars) - len(missed)} are reached."
-        found[f"bars{mine}"] = f"{said}\n\n{markdown(('not reached', 'bar', 'measured'), missed)}" if missed else said
+        about[0] += f" Of {len(bars)} numbers to reach {len(bars) - len(missed)} are reached."
+        about += [markdown(("not reached", "bar", "measured"), missed)] if missed else []
+    if missing := dict.fromkeys(left_out(result, experiment)):
+        about.append("\n".join(["Left out:", "", *(f"- {line}" for line in missing)]))
+    found = {f"machine{experiment.whose}": "\n\n".join(about)}
     for name, page in known.items():
         for section, blocks in page.blocks.items():
             texts = [f"**{b.title}**\n\n{markdown(b.headings, b.lines)}" if isinstance(b, Table) else b for b in blocks]

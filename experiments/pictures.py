@@ -151,8 +151,10 @@ class Bars(Panel):
     wrap: int = 20
 
     def height(self, rows: Rows) -> float:
-        """By the number of bars."""
-        return 0.9 + 0.36 * len(rows.where(**self.where))
+        """By the number of bars, and by the lines that the longest name has."""
+        shown = rows.where(**self.where)
+        lines = max(len(textwrap.wrap(str(cell(row, self.name)), self.wrap)) for row in shown)
+        return 0.9 + max(0.36, 0.04 + 0.155 * lines) * len(shown)
 
     def draw(self, axes: Any, rows: Rows) -> None:
         """The bars, and the line across them."""

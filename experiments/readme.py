@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from experiments.kept import KEPT, ROOT, fill, markdown
 from experiments.lab import Row, Rows, best, ms, number, number_in, over
 from experiments.lecture.page import Results
-from experiments.overlap.iteration import EXPOSED, HIDDEN
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
@@ -43,11 +42,11 @@ WORKS = {
 #: Cases of ``seven_billion`` by what the front page calls them.
 FINETUNES = {
     RESIDENT: "torch fused, bfloat16 state on the GPU",
-    "torch_hooks": "the same, one a parameter, in hooks",
+    "torch_hooks": "the same, an optimizer per parameter, stepped in hooks",
     BACKWARD: "**pagedopt, 8-bit state on the host, updated within the backward**",
     "forward": "pagedopt, the same, updated under the next forward",
     "bitsandbytes": "bitsandbytes PagedAdamW8bit",
-    "torchtune": "the same, one a parameter, in hooks (torchtune's recipe)",
+    "torchtune": "the same, per parameter in hooks (torchtune's recipe)",
     "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
     "optimi": "optimi AdamW, gradient release, Kahan sums",
 }
@@ -64,10 +63,9 @@ def main() -> int:
     for page in PAGES:
         fill(FOLDER / page, blocks(results, page))
     begin = len(results.asked)
-    rows = budgets(results)
+    rows = of_one_run(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    cards = f"{gpu(results)}, our 8-bit state: {gpu(results, 'in_8_bits')}"
-    drawn = draw(rows, f"{cards}, measured at {' and '.join(commits)}", PICTURE)
+    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
     print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
     return 0
 
@@ -182,38 +180,6 @@ def alone(plan: Estimate) -> int:
     return plan.near_bytes - plan.grad_bytes
 
 
-def options(results: Results) -> str:
-    """Steps without and with state in 8 bits, a CUDA graph, and the update under the next forward; each of one run."""
-    eight = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident")
-    graph = asked(results, "captured_step.captured_step").where(tensors=1000)
-    forward = asked(results, "hidden_step.iteration").where(model="1.56 B", load="8 sequences")
-    cases: list[tuple[str, str, str, Rows, str, Row, Row]] = [
-        ('`state_format="int8"`', f"a step over 268 M parameters ({gpu(results, 'in_8_bits')})", "int8", eight, "wall",
-         {"case": OURS}, {"case": STOCHASTIC}),
-        ("`capturable=True`, in a CUDA graph", "a step over 1,000 tensors of 2 x 3", "captured_step", graph, "wall",
-         {"case": OURS}, {"case": CAPTURED}),
-        *(("`optimizer.attach(model)`", f"an iteration of a GPT of 1.56 B parameters, state in {state} on the host",
-           "hiding", forward.where(state=state), "time", {"way": EXPOSED}, {"way": HIDDEN})
-          for state in ("float32", "bfloat16", "int8")),
-    ]  # fmt: skip
-    lines = []
-    for option, what, note, rows, column, *ways in cases:
-        pair = [rows.where(**where)[0] for where in ways]
-        sizes = [number(gib_of_state(row)) if note == "int8" else "the same" for row in pair]
-        times = [number(ms(column)(row)) for row in pair]
-        lines.append((option, what, *sizes, *times, pair[0][column]["clock"], f"[{note}]({note}.md)"))
-    titles = ("option", "what", "GiB of state: without", "GiB: with", "ms: without", "ms: with", "clock", "note")
-    return (
-        f"{markdown(titles, lines)}\n\nRows come from separate runs ({gpu(results)} unless named), so times may differ "
-        "from the tables above."
-    )
-
-
-def gib_of_state(row: Row) -> float:
-    """Of AdamW, by the format that a contender of ``in_8_bits`` has."""
-    return float(row["numel"] * (8 if row["case"] == OURS else BITS_8)) / 2**30
-
-
 def numbers(results: Results) -> str:
     """The front page's table: a full fine-tune in one run, with its card, date and versions."""
     rows = asked(results, "seven_billion.seven_billion").where(card="", ended=None, numel=WITHIN["numel"])
@@ -228,16 +194,17 @@ def numbers(results: Results) -> str:
     machine = result["machine"]
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("torch", *RIVAL_PACKAGES))
     return (
-        f"A full fine-tune with AdamW on one {machine['gpu']}: {ours['numel'] / 1e9:.2f} B bfloat16 parameters in "
-        f"Llama's shapes,\nrounded to nearest, blocks computed again in the backward, "
+        f"**With 8-bit state, {share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused AdamW in "
+        f"{share(ours['taken'], torchs['taken'])} of its memory.** A full fine-tune on one {machine['gpu']}: "
+        f"{ours['numel'] / 1e9:.2f} B\nbfloat16 parameters in Llama's shapes, rounded to nearest, checkpointed blocks, "
         f"batches of {ours['batch']} x {ours['tokens']:,} tokens.\n\n"
         f"{markdown(('optimizer', 'GiB on the GPU', 'tokens/s'), lines)}\n\n"
-        f"{share(ours['tokens_s'], torchs['tokens_s'])} of the speed of torch's fused step in "
-        f"{share(ours['taken'], torchs['taken'])} of its memory. At batch 1 the update hides only in part:\n"
-        f"{number(ms('time')(small[BACKWARD]))} ms an iteration for torch's {number(ms('time')(small[RESIDENT]))}, in "
-        f"{small[BACKWARD]['taken']:.1f} GiB. Memory is the driver's count. bitsandbytes' pages stay on the\nGPU while "
-        f"there is room; pushed out, torchtune's recipe makes {large['torchtune_out']['tokens_s']:,.0f} tokens/s. No "
-        f"24 GB card was measured; a link\nslower than PCIe 5.0 x16 takes longer. {machine['when'][:10]}, {versions}."
+        f"At batch 1 the update is hidden only in part: {number(ms('time')(small[BACKWARD]))} ms an iteration, torch's "
+        f"{number(ms('time')(small[RESIDENT]))}, in {small[BACKWARD]['taken']:.1f} GiB. 8-bit state is rounded, so "
+        f"losses\ndiffer from float32's. Memory is by the driver. bitsandbytes' pages stay on the GPU while "
+        f"there is room; pushed out,\ntorchtune's recipe reaches {large['torchtune_out']['tokens_s']:,.0f} tokens/s. "
+        f"No 24 GB card was measured; links slower than PCIe 5.0 x16 take longer.\n"
+        f"{machine['when'][:10]}, {versions}."
     )
 
 
@@ -368,5 +335,5 @@ def gpu(results: Results, experiment: str = "paged_state") -> str:
 #: Page, below the root → what makes its blocks.
 PAGES: dict[str, Sequence[Callable[[Results], str]]] = {
     "README.md": (numbers,),
-    "notes/usage.md": (seven_billion, options, memory_and_time, resident, link),
+    "notes/usage.md": (seven_billion, memory_and_time, resident, link),
 }

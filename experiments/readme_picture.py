@@ -1,37 +1,51 @@
-"""The picture of ``notes/usage.md``: state on the device and time of a step, ours and rivals'."""
+"""The picture of ``notes/usage.md``: time of a step by state on the host, ours by its budget, and rivals."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from experiments.lab import Rows, number
-from experiments.pictures import BLUE, GRAY, LETTERS, PAGE, save, stacked
+from experiments.lab import Row, Rows
+from experiments.pictures import BLUE, GRAY, PAGE, Lines, onto, save
 from pagedopt.commands.tables import new_figure
+
+OURS = "pagedopt, by device_budget"
+
+
+class Steps(Lines):
+    """Axes that show that nothing is on the host."""
+
+    def draw(self, axes: Any, rows: Rows) -> None:
+        """The limits first: names are put beside the axes."""
+        axes.set_xlim(-0.1, 1.05 * max(row["gib"] for row in rows))
+        super().draw(axes, rows)
+
+
+PANEL = Steps(
+    title="AdamW, {about}",
+    unit="ms a step, wall",
+    x="gib",
+    y="ms",
+    each="line",
+    log="y",
+    label="GiB of state on the host",
+    colors=lambda name: BLUE if name == OURS else GRAY,
+    inches=3.8,
+)
 
 
 def draw(rows: Rows, about: str, target: Path) -> Path | None:
-    """Bars for budgets and for rivals: GiB of state on the device, and ms a step; None without matplotlib."""
-    if (figure := new_figure(PAGE, 1.1 + 0.3 * len(rows))) is None:
+    """A line of ours, and a mark for each rival; None without matplotlib."""
+    if (figure := new_figure(PAGE, 5)) is None:
         return None
-    figure.suptitle(
-        f"A step of AdamW with {max(row['here'] + row['away'] for row in rows) / 2**30:.0f} GiB of state in float32\n"
-        f"{about}\n"
-        "solid: the step (torchao's with a backward), pale: its pages pushed out afterwards, by our harness",
-        fontsize=LETTERS + 2,
-    )
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2, 3])
-    panel(left, rows, [row["here"] / 2**30 for row in rows], [0.0] * len(rows), "GiB of state on the device")
-    panel(right, rows, [row["ms"] for row in rows], [row["alone"] or 0.0 for row in rows], "ms a step, wall")
-    left.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=LETTERS)
-    left.set_ylim(len(rows) - 0.4, -0.6)
+    shown = Rows(point for row in rows for point in points(row, about))
+    onto(figure, shown, [PANEL], "A step takes longer with each GiB of state on the host, ours the least in float32")
     return save(figure, target, rows)
 
 
-def panel(axes: Any, rows: Rows, values: list[float], firsts: list[float], label: str) -> None:
-    """A bar per row, ours in another colour, each with its number inside the frame; solid as far as its first part."""
-    stacked(axes, values, firsts, [GRAY if row["share"] is None else BLUE for row in rows])
-    for at, value in enumerate(values):
-        axes.annotate(number(value), (value, at), (7, 0), textcoords="offset points", va="center", fontsize=LETTERS)
-    axes.set_xlim(0, 1.2 * max(values))
-    axes.set_xlabel(label)
+def points(row: Row, about: str) -> list[Row]:
+    """A step; and of a rival whose pages we push out, the step alone."""
+    named = {"about": about, "gib": row["away"] / 2**30}
+    line = row["name"] if row["share"] is None else OURS
+    alone = [{**named, "line": f"{row['name']}, step alone", "ms": row["alone"]}] if row["alone"] else []
+    return [{**named, "line": line, "ms": row["ms"]}, *alone]

@@ -50,7 +50,7 @@ def test_the_figures_come_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_picture_is_made_of_what_is_kept() -> None:
     assert f"](../{readme.PICTURE.relative_to(ROOT)})" in TEXTS["notes/usage.md"]
-    assert made_of(readme.PICTURE) == digest(readme.budgets(Results())), "python -m experiments readme"
+    assert made_of(readme.PICTURE) == digest(readme.of_one_run(Results())), "python -m experiments readme"
 
 
 def test_drawings_are_those_of_today_s_code() -> None:
@@ -65,7 +65,7 @@ def test_drawings_are_those_of_today_s_code() -> None:
 )
 def test_another_measurement_makes_another_page(part: str, column: str, filled: str, tmp_path: Path) -> None:
     kept = Results().folder
-    for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step", "hidden_step",
+    for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step",
                  "optimizer_ladder", "seven_billion"):  # fmt: skip
         for measured in kept.glob(f"{name}-nvidia-h[12]00*.json"):
             shutil.copy(measured, tmp_path)
@@ -77,7 +77,7 @@ def test_another_measurement_makes_another_page(part: str, column: str, filled: 
     path.write_text(json.dumps(found))
     before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
     assert [block for block in before if before[block] != after[block]] == [filled]
-    pictured = digest(readme.budgets(Results(tmp_path))) == made_of(readme.PICTURE)
+    pictured = digest(readme.of_one_run(Results(tmp_path))) == made_of(readme.PICTURE)
     assert pictured is (name != "paged_state")
 
 
@@ -113,15 +113,6 @@ def test_steps_of_two_processes_are_compared_by_the_gpu() -> None:
     ours, fused = by_name[readme.HERE[1.0]], by_name["torch fused"]
     times = f"{fused['gpu_ms'] / ours['gpu_ms']:.2f} times as long as ours.\n"
     assert f"By the GPU torch's fused step takes {times}" in readme.blocks(Results())["memory and time"]
-
-
-def test_one_column_has_one_unit_and_says_by_which_clock() -> None:
-    for row in table("options"):
-        assert row["clock"] in ("wall", "GPU")
-        assert not re.search(r"GiB|ms|µs", f"{row['option']} {row['what']}")
-    (graph,) = [row for row in table("options") if "capturable" in row["option"]]
-    replays = readme.asked(Results(), "captured_step.captured_step").where(tensors=1000, case=readme.CAPTURED)
-    assert graph["ms: with"] == number(replays[0]["wall"]["median"] / 1e3)
 
 
 def test_the_fastest_rival_with_its_state_on_the_device_is_shown() -> None:

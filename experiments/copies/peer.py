@@ -126,7 +126,7 @@ def report(page: Page, rows: Rows) -> None:
     """Tables, a picture, and what is held to a limit."""
     page.table("{bytes:,} bytes from one {gpu} to another, {clock}", rows.where(what="copy"),
         {"by": "case", "µs": "time", "GB/s": "rate", "÷ the API's": "of_api"})  # fmt: skip
-    page.picture("peer", rows.where(what="copy"), [Bars(title="From one {gpu} to another, {clock}",
-        name="case", length="rate", unit="GB/s")])  # fmt: skip
+    page.picture("peer", rows.where(what="copy"), [Bars(name="case", length="rate", unit="GB/s",
+        title="From one {gpu} to another: slow through the host")])  # fmt: skip
     for name in (PULL, PUSH):
         page.bar(f"{name}, of the API's copy", rows.where(what="copy", case=name), "of_api", "≥ 0.85 x")

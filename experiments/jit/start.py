@@ -307,6 +307,6 @@ def report(page: Page, rows: Rows) -> None:
         "cold, s": "cold", "warm, s": "warm", "cold, the whole process, s": "process",
         "without a compiler": lambda row: row["refusal"][:60] or "yes", "tag": "tag"})  # fmt: skip
     page.say(convenient(rows))
-    page.picture("start", rows, PANELS, "How long the first step of AdamW takes, {tensors} tensors, {device}")
+    page.picture("start", rows, PANELS, "Only code built ahead starts at once: AdamW, {tensors} tensors, {device}")
     page.bar("first step of ours, cold", rows.where(case=OURS), "cold", "≤ 0.5 s")
     page.bar("first step of ours, warm", rows.where(case=OURS), "warm", "≤ 0.3 s")

@@ -273,14 +273,14 @@ PANELS = [
         inches=4.4,
     )
 ]
-TITLE = """Solid: nobody is faster in less memory; dotted: nobody who is as exact as float32
+TITLE = """Solid: the Pareto front; dotted: that of updates as exact as float32's
 grey: the others; dashed: two moments in float32"""
 
 
 def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
-        "device, MiB": mib("need"), "away, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
+        "device, MiB": mib("need"), "host, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
         "error": error(), "on the Pareto front": ended}  # fmt: skip
     front = Rows(row for row in rows if row["front"] or row["front_exact"])
     page.table("nobody is faster in less memory", front, {"work": "work", **columns})

@@ -230,7 +230,7 @@ def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
     page.grid("{work} on {device} ({key}): MiB at the peak", rows.where(key="bytes cost"), cell=mib("extra"), **GRID)
     page.say(bridge(rows))
-    page.picture("trucks", rows, PANELS, "AdamW in groups of b tensors: time and peak memory of a step", by=("key",))
+    page.picture("trucks", rows, PANELS, "AdamW: larger groups are faster, and cost foreach memory", by=("key",))
     page.bar("trips are 512 / b, off by", rows, "off", "≤ 0")
     page.bar("foreach's extra is one intermediate of its group, off by", rows.where(key="bytes cost", way=FOREACH),
         "from_one", "≤ 0.05")  # fmt: skip

@@ -40,19 +40,12 @@ Sources: 000 and 001 are notes on GPU MODE lecture 6, "Optimizing Optimizers", i
 talk "CUDA performance, PyTorch flexibility". 003 is the puzzlers' post on fusion, and "its trace" the one
 published with it. Words in quotation marks are the source's, with its hedges.
 
-| verdict | meaning |
-|---|---|
-| true | It is so today. A claim that something may or can happen is true if it happened once. |
-| changed since | It was so, or may have been, and is no longer. |
-| was a slip | It was not so then either. |
-| not seen here | What may happen did not happen in what was tried; that refutes nothing. |
-| shown in a later part | The experiment is not written yet; the last column names it. |
-| not measured yet | No result of a GPU is stored. |
-| not shown here | Nothing here could show it. |
+*True*: it is so today; a claim that something may or can happen is true if it happened once, and where only its number
+differs. *Changed since*: it is no longer so. *Was a slip*: it was not so then either. *Not seen here*: what may happen
+did not happen in what was tried; that refutes nothing. *Shown in a later part*: its experiment is not written yet.
 
 Numbers under "ours" are a GPU's, unless the verdict says *on a CPU*; the note that is linked names the machine. Each
-verdict follows from measured numbers, named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`. Where
-only the claim's number differs, it is *true*.
+verdict follows from measured numbers, named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`.
 """
 
 
@@ -71,7 +64,7 @@ class Line:
         later = f"`{claim.later}`" if claim.later else "-"
         found = find(claim.experiment) if claim.shown else None
         shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
-        sources = ", ".join(claim.sources)
+        sources = ", ".join(claim.sources) if claim.id.startswith("A") else ""  # other parts have one
         said = f"{claim.claim} ({claim.number})" if claim.number else claim.claim
         return [claim.id, sources, said, self.ours or "-", verdict, shown]
 

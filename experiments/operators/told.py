@@ -139,7 +139,7 @@ def derive(rows: Rows) -> Rows:
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
     page.table("mymuladd between cos and relu on {device}", rows,
-        {"torch is told": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES},
+        {"declared": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES},
         "first error, or warning of autograd": lambda row: row["first_word"][:160]})  # fmt: skip
     page.bar("all by custom_op: uses that are wrong or refused", rows.where(told=NOW), "missing", "≤ 0")
     page.bar("graphs of a bare function between two operators", rows.where(told=NOTHING), "graphs", "≥ 2")

@@ -13,7 +13,7 @@ import torch
 
 from experiments.clock import Case
 from experiments.lab import Page, Row, Rows, Run, best, gb_per_s, ms
-from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
+from experiments.works.link import IN_PLACE, MOVES, Link
 from experiments.works.paged import pace
 
 NEEDS_GPU = True
@@ -39,19 +39,12 @@ def measure(run: Run) -> Iterator[Row]:
 RATE = gb_per_s("moved", best)
 
 
-def ceilings(rows: Rows) -> str | None:
-    """One sentence with the rates that the bars divide by."""
-    rates = ", ".join(f"{row['what']} {RATE(row):,.1f}" for row in rows.where(kind=CEILING))
-    return f"GB/s: {rates}. ({BOTH} and in place: the sum of both directions.)" if rates else None
-
-
 def what(row: Row) -> str:
     """What was timed, and on how many blocks."""
     return f"{row['what']} ({row['blocks']} blocks)" if "blocks" in row else str(row["what"])
 
 
 def report(page: Page, rows: Rows) -> None:
-    """A table and what follows."""
-    page.table(lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way",
+    """A table of the rates that the bars divide by."""
+    page.table(lambda rows: f"link and memory, {rows[0]['copy_bytes'] / 2**30:.3g} GiB each way (both ways: the sum)",
         rows.where(kind=CEILING), {"what": what, "GB/s": RATE, "ms": ms(best)})  # fmt: skip
-    page.say(ceilings(rows), "ceilings")

@@ -95,10 +95,10 @@ COLUMNS: dict[str, Column] = {
     "way": WAY_AND_SHARE,
     "budget, GB": gb("budget"),
     "ring, GB": gb("ring"),
-    "device taken, GB": gb("device_extra"),
+    "device used, GB": gb("device_extra"),
     "beyond, MiB": "beyond",
     "state on the host, GB": gb("away"),
-    "host taken, GB": gb("host_extra"),
+    "host used, GB": gb("host_extra"),
 }
 # The driver gives memory in pieces of 2 MiB, and its own page tables for the state's pages are in the reading.
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from experiments.clock import Case
+from experiments.clock import Case, Series
 from experiments.lab import Column, Page, Row, Rows, Run, best, ms, on_one_clock, percent
 from experiments.pictures import Lines
 from experiments.works import contenders
@@ -177,10 +177,10 @@ TIMED = {"kind": TIME, "case": STEP}
 
 SAID: dict[str, Column] = {
     "way": "way",
-    "GB/s, all away": "rate",
+    "GB/s, all on the host": "rate",
     "of the ceiling": percent("of_ceiling"),
     "worst ÷ line": "worst",
-    "all near, over device": percent("near", "{:+.1f} %"),
+    "all on the device, over device": percent("near", "{:+.1f} %"),
     "bits": "bits",
 }
 
@@ -201,10 +201,16 @@ def bars(page: Page, rows: Rows) -> None:
     page.bar(different, rows.where(kind=BITS), lambda rows: float(sum(not row["same"] for row in rows)), "≤ 0")
 
 
+def in_ms(row: Row) -> Series | None:
+    """A time by the wall, with its spread."""
+    return {**wall, **{of: wall[of] / 1e3 for of in ("median", "p10", "p90")}} if (wall := row["wall"]) else None
+
+
 PRICED = Lines(
-    title="A step takes what its bytes take: a straight line in the share away",
+    title="A step takes the time of its bytes: a straight line in the share on the host",
     x="away",
-    y="wall",
+    y=in_ms,
+    unit="ms",
     each="way",
     label="share of state on the host",
     log="",

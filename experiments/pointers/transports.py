@@ -328,12 +328,12 @@ def report(page: Page, rows: Rows) -> None:
         grid(f"managed memory by advice, 1 list, {REWRITTEN}", rows, cell="wall")
         page.say(by_advice(rows), "answer")
         page.picture("advice", rows, PANELS,
-            "A step over N tiny tensors, its list rewritten before it in managed memory, by advice")  # fmt: skip
+            "Managed memory needs advice: a step over N tiny tensors, its list rewritten before it")  # fmt: skip
         return
     grid(f"transports, {LISTS[AN_OPTIMIZER]}, {REWRITTEN}", rows.where(lists=AN_OPTIMIZER), cell="wall")
     page.say(sentences(rows), "answer")
     page.picture("transports", rows.where(lists=AN_OPTIMIZER), PANELS,
-        "A step over N tiny tensors, four lists rewritten before it, by how they reach the kernel")  # fmt: skip
+        "Packing by torch.tensor costs most: a step over N tiny tensors, four lists rewritten")  # fmt: skip
     for lists, name in LISTS.items():
         title = f"managed ÷ best transport, list rewritten, {name}"
         page.bar(title, rows.where(lists=lists), worst, "≤ 1.15 x")

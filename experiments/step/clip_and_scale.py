@@ -279,7 +279,6 @@ def derive(rows: Rows) -> Rows:
         for row in group:
             found.append({
                 **row,
-                "name": f"{row['case']}: {row['what']}",
                 "of_copy": over(row["time"], by_clock_of(row, copy)),
                 "share": contenders.of_copy(row, copy),
                 "of_torch_wall": over(row["wall"], torchs and torchs["wall"]),
@@ -297,9 +296,9 @@ def report(page: Page, rows: Rows) -> None:
     page.table("clip and scale: {work}, {device}", first, {"what": "what", "who": "case", "launches": "launches",
         "kernels": "kernels", "operators": "operators", "GPU µs": "gpu", "of the copy": percent("share"),
         "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled")})  # fmt: skip
-    page.picture("steps", first, [Bars(title="{work}, {device}", name="name", length="time", unit="ms", scale=1e3,
+    page.picture("steps", first, [Bars(title="{what}", name="case", length="time", unit="ms", scale=1e3,
         line=COPY, colors=contenders.color)],
-        "Clipping and scaling, inside of the step and beside it", by=("work", "device"))  # fmt: skip
+        "{work}: clipping and scaling take less within the step; dashed: a copy", by=("what",))  # fmt: skip
     large, small = gpu.where(key="gpt2", what=CLIP, case=OURS), gpu.where(key="1000", what=CLIP)
     scaled = gpu.where(key="gpt2", what=SCALE, case=GIVEN)
     page.bar("GPT-2, clip and step, of a copy of its bytes", large, "of_copy", "≤ 1.07 x")
@@ -318,7 +317,7 @@ def report_captured(page: Page, rows: Rows) -> None:
         "torch fused ÷ it": formatted("of_fused", "{:.1f} x")})  # fmt: skip
     page.picture("steps", rows, [Lines(title="a step of tensors of 2 x 3", x="tensors", y="wall",
         each="case", label="tensors", colors=contenders.color, where={"tiny": True})],
-        "What a step costs by the wall, eager and captured")  # fmt: skip
+        "Captured, a step of small tensors hardly grows with their number")  # fmt: skip
     large, tiny = (rows.where(work=work, case=CAPTURED) for work in (IN_GRAPHS, TINY))
     page.bar("GPT-2, queued, over 1.05 x the kernel + 15 µs", large, "of_kernel", "≤ 1 x")
     page.bar("GPT-2, queued, over torch fused in a graph", large, "queued_of_graph", "≤ 1 x")

@@ -264,7 +264,7 @@ def report_8_bits(page: Page, rows: Rows) -> None:
         page.table("{place}, {device}: {work}", rows.where(place=place, device=rows[0]["device"]), columns)
     page.picture("in-8-bits", rows.where(place="resident", device=rows[0]["device"]),
         bars_of("{work}, {device}", "case"),
-        "Steps with all state on the device, and a copy of the bytes in 8 bits (dashed)",
+        "A step with state in 8 bits is shorter than in float32; dashed: a copy of its bytes",
         by=("place", "device"))  # fmt: skip
     here, away = {"place": "resident", "device": "cuda"}, rows.where(place="away")
     cpu = rows.where(place="resident", device="cpu")

@@ -309,11 +309,10 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-TITLES = {BOTH: "AdamW, both moments in a code, by the decay of v: error of the update",
-          FIRST: "The first moment alone: error of the update, of Lion that of the momentum"}  # fmt: skip
 PANELS = [
-    Lines(title=title, where={"drawn": which}, x="remembers", y="error", each="line", unit="error, %",
-          label="steps that the moment remembers, 1 / (1 - decay)") for which, title in TITLES.items()
+    Lines(title="The first moment alone: error of the update, of Lion that of the momentum", where={"drawn": FIRST},
+          x="remembers", y="error", each="line", unit="error, %",
+          label="steps that the moment remembers, 1 / (1 - decay)")
 ]  # fmt: skip
 
 

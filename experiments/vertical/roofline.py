@@ -121,7 +121,7 @@ def operations(rule: Rule) -> int:
 def sentence(rows: Rows) -> str:
     """Where the knee is, and how far optimizers are from it."""
     knee = rows.where(what="knee")[0]
-    lines = [f"- The knee lies at {number(knee['balance'])} operations a byte, {number(knee['knee'])} multiplications "
+    lines = [f"- The knee is at {number(knee['balance'])} operations a byte, {number(knee['knee'])} multiplications "
              f"with addition on each float32 that is read and written; up to {knee['free']:,} of them the fused chain "
              f"takes no more than 1.1 times the time of one ({knee['clock']})."]  # fmt: skip
     for name in ("sgd", "adamw"):

@@ -169,6 +169,8 @@ class StepFactor:
             by_device[self._home] = []
         if not self.factors:
             self.on(self._home)
+        first = next(iter(by_device))  # is where torch.nn.utils.clip_grad_norm_ leaves the norm
+        self.factors = dict(sorted(self.factors.items(), key=lambda each: each[0] != first))
         transport, meshes = None if self._owned else self._transport, [*self._meshes.values()]
         on_gpus_first = sorted(by_device.items(), key=lambda each: each[0].type == "cpu")
         self._devices = [Gradients(device, places, meshes, transport) for device, places in on_gpus_first]

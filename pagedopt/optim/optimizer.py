@@ -439,10 +439,10 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def master(self, p: torch.Tensor) -> torch.Tensor:
-        """Return the numbers that a parameter stands for: a new float32 tensor in its shape, on its device.
+        """Return a parameter's float32 values, its additional bits included: a new tensor, in its shape, on its device.
 
-        Of a parameter beside which nothing is kept these are its own, in their dtype if that has 32 bits or more.  A
-        DTensor has a DTensor.
+        Without additional bits (``param_format``) these are the parameter's own values, in its dtype if that has 32
+        bits or more.  A DTensor has a DTensor.
 
         Args:
             p: the parameter.
@@ -458,11 +458,11 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def master_state_dict(self, named: masters.Named) -> dict[str, torch.Tensor]:
-        """Return the numbers that parameters stand for, by name, on the host: one after the other leaves the device.
+        """Return what :meth:`master` returns of each parameter, by name, copied to the host one by one.
 
         Args:
             named: names and parameters, as ``model.named_parameters()``; those of no group of this optimizer have
-                their own numbers.
+                their own values.
 
         Raises:
             ValueError: a tensor is no parameter of this optimizer and shares memory with one, as the detached ones of
@@ -476,10 +476,10 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def load_master(self, values: Mapping[str, torch.Tensor], named: masters.Named) -> None:
-        """Set parameters, and what is kept beside them, so that they stand for these numbers.
+        """Set parameters, and their additional bits in state, to these float32 values.
 
         ``"bfloat16+8"`` rounds to nearest.  State of these parameters that is not there yet is made, as by the first
-        step.  A parameter that requires no gradient, or beside which nothing is kept, is rounded to its dtype.
+        step.  A parameter that requires no gradient, or has no additional bits, is rounded to its dtype.
 
         Args:
             values: a floating-point tensor for each name, in the parameter's shape, on any device; of a DTensor one
@@ -499,7 +499,7 @@ class PagedOptimizer(RuleOptimizer):
 
     @locked
     def reset_master(self, p: torch.Tensor) -> None:
-        """Forget what a parameter has lost: it stands for its own numbers, which somebody has written, say.
+        """Set a parameter's additional bits to zero, for example after other code has written the parameter.
 
         Args:
             p: the parameter.
@@ -632,14 +632,13 @@ class PagedOptimizer(RuleOptimizer):
 
         With ``overlap="forward"``, ``step()`` queues the update and returns.  The update runs under the next forward of
         ``model``; each module waits for its own parameters before it runs.  The result is the same, bit for bit.  It
-        has an effect only if some state is off the device (``device_budget`` below the whole), and saves time only on a
-        GPU.
+        has an effect only if some state is off the device, and saves time only on a GPU.
 
         Call :meth:`wait` before anything else reads or writes parameters, gradients or state.  Methods of this
         optimizer wait by themselves, and so do ``state_dict``, ``to``, ``half`` and ``share_memory`` of the model.
-        Reads without autograd (an average by hand, ``AveragedModel``, scripted functions) and writes through ``.data``
-        or NumPy are not noticed.  Other misuse raises in :meth:`wait`, in a state dict or in the next step;
-        :meth:`watch_reads` finds the line.  notes/hiding.md has the whole list.
+        Reads without autograd and writes through ``.data`` or NumPy are not noticed; other misuse raises in
+        :meth:`wait`, in a state dict or in the next step.  :meth:`watch_reads` finds the line; notes/hiding.md has the
+        whole list.
 
         * Attach the modules that you call: ``model.features(x)`` or ``model.forward(x)`` runs no hook of ``model``.
         * Copy batches to the device before the model is called, not within: copies are served in turn.
@@ -647,8 +646,6 @@ class PagedOptimizer(RuleOptimizer):
         * A step is not queued if no forward of the model was seen since the last one (``torch.compile``, CUDA graphs),
           if hooks run after it, or if parameters are on several devices.  A warning gives the reason, once.
         * ``step()`` waits, with a warning, for parameters that no attached model has.
-        * Pages are updated in the order in which the forward uses their parameters.  ``device_budget`` keeps the
-          optimizer's first parameters on the device, so the first modules need not wait.
 
         **With overlap="backward" each gradient is used and freed as soon as it is complete**, so not all gradients are
         in memory at once.  The result is the same, bit for bit.  After the backward ``.grad`` is None; ``step()`` ends

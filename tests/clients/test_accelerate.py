@@ -103,7 +103,7 @@ def test_a_step_that_fused_skips_is_not_known_to_accelerate(device: str, place: 
 
 @everywhere
 def test_prepared_after_steps(device: str, place: str) -> None:
-    """An optimizer that has stepped before `prepare`: it goes on where it was."""
+    """An optimizer that has stepped before `prepare` continues."""
     ends = []
     for make in clients.both(place):
         by, net = accelerator(device), model()

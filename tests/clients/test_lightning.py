@@ -268,7 +268,7 @@ def go_on(folder: Path, device: str, before: str, after: str) -> str:
 
 @everywhere
 def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
-    """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
+    """Ours loads a checkpoint of torch's AdamW, and torch's one of ours."""
     whole = Automatic()
     fit(tmp_path, device, whole, clients.torchs)
     for name, before, after in (("a", clients.torchs, ours_in(place)), ("b", ours_in(place), clients.torchs)):
@@ -310,7 +310,7 @@ def test_fabric(device: str, place: str, precision: str, near: float) -> None:
 
 
 def test_a_full_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """State for which the card has no room is what Lightning's batch size finder knows as a full card."""
+    """State for which the card has no room: Lightning's batch size finder sees a full card."""
     from lightning.pytorch.utilities.memory import is_oom_error, is_out_of_cpu_memory
 
     assert is_oom_error(clients.full_card(monkeypatch))

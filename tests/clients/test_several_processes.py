@@ -78,7 +78,7 @@ def test_ddp(device: str, tmp_path: Path) -> None:
 @on_devices(2)
 def test_zero(device: str, tmp_path: Path) -> None:
     """`ZeroRedundancyOptimizer`: what its `load_state_dict` puts elsewhere is used there. `set_device_budget()` of its
-    `.optim` brings it home; step counts come back to the device with the next step, where `fused` or `capturable` asks.
+    `.optim` moves it back; step counts return to the device with the next step, where `fused` or `capturable` asks.
     """
     check_setup("ZeroRedundancyOptimizer", device, tmp_path)
 

@@ -192,7 +192,7 @@ def go_on(folder: Path, device: str, before: str, after: str) -> str:
 
 @everywhere
 def test_the_class_changes_at_a_checkpoint(tmp_path: Path, device: str, place: str) -> None:
-    """A checkpoint of torch's AdamW goes on with ours, and one of ours with torch's."""
+    """Ours loads a checkpoint of torch's AdamW, and torch's one of ours."""
     ours, theirs = clients.kinds(place)
     whole = trainer(tmp_path / "whole", device, kind=theirs)
     whole.train()
@@ -221,7 +221,7 @@ class Crowded(torch.nn.Module):
 
 @everywhere
 def test_auto_find_batch_size(tmp_path: Path, device: str, place: str) -> None:
-    """`auto_find_batch_size=True`: a failed try leaves nothing of it in memory but the state that goes on."""
+    """`auto_find_batch_size=True`: a failed try leaves nothing in memory but the state that is still used."""
     made = trainer(tmp_path, device, Crowded(), (Watched, PLACES[place]), auto_find_batch_size=True)
     left: list[Any] = []
 

@@ -196,7 +196,7 @@ def test_a_note_is_filled_from_results_of_a_commit(
     run("--keep")
     capsys.readouterr()
     assert "there is no such note" in refused(capsys, "--note")
-    names = ("machine", "bars", "answer", "toy_question", "left out")
+    names = ("machine", "answer", "toy_question")
     text = "".join(f"<!-- begin {name} -->\nolder\n<!-- end {name} -->\nstays\n" for name in names)
     path.write_text(text.replace("begin answer", "begin question"))
     assert "has no place for 'answer'" in refused(capsys, "--note")
@@ -205,7 +205,7 @@ def test_a_note_is_filled_from_results_of_a_commit(
     assert run("--note") == 0
     filled = path.read_text()
     assert (filled.count("older"), filled.count("stays")) == (0, len(names))
-    for words in ("- 4 pieces", "at commit abc1234: CPU only", "| pieces | 100 | 200 |"):
+    for words in ("- 4 pieces", "at commit abc1234: ", "| pieces | 100 | 200 |"):
         assert words in filled
     assert "**cut**\n\n| length | µs | double |\n|---|---:|---:|\n| 100 | " in filled
     monkeypatch.setattr(kept, "this_revision", lambda: {**CLEAN, "dirty": True})

@@ -8,9 +8,9 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
-#: The sections of docstrings.  Arguments and errors are for ``help()`` and the site's page of public names.
+#: The sections of docstrings.  Arguments, errors and examples are for ``help()`` and the site's page of public names.
 _HEAD = re.compile("(Args|Attributes|Raises|Returns|Example):")
-_LEFT_OUT = ("Args", "Raises")
+_LEFT_OUT = ("Args", "Raises", "Example")
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -27,16 +27,13 @@ def call_of(function: Callable[..., Any], on: str) -> str:
 
 
 def text_of(thing: Any) -> str:
-    """The docstring of a method or class, without arguments and errors."""
+    """The docstring of a method or class, without arguments, errors and examples."""
     found: list[str] = []
     for section, lines in sections_of(inspect.getdoc(thing) or "").items():
         if section in _LEFT_OUT:
             continue
         if section == "Attributes":
             found.append("\n".join(map(_item, entries_of(lines))))
-        elif section == "Example":
-            code = [re.sub(r" {2,}#", "  #", re.sub(r"^(>>>|\.\.\.) ?", "", line)) for line in lines]  # as ruff has it
-            found.append("\n".join(["```python", *code, "```"]))
         else:
             paragraphs = "\n".join(lines).split("\n\n")
             if section == "Returns":

@@ -17,7 +17,7 @@ PAGE = ROOT / "notes" / "methods.md"
 _HEAD = """\
 # Methods of every optimizer
 
-Made by `tests/optim/methods_page.py` of docstrings; do not edit. Arguments and errors:
+Made by `tests/optim/methods_page.py` of docstrings; do not edit. Arguments, errors and examples:
 `help(pagedopt.PagedAdamW.attach)`, or the page of public names on the site (`make docs`). Methods of torch's optimizers
 are the same and, but for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more
 on `attach`.

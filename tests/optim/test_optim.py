@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from optim_support import ADAMW, ready, same, step_on_ones, stepped
-from quick_steps import look
 
 import pagedopt
 from pagedopt import PagedAdamW
+from tests.optim.quick_steps import look
 
 __all__ = ["look"]
 pytestmark = pytest.mark.usefixtures("look")

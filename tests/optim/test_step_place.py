@@ -17,7 +17,7 @@ from pagedopt import PagedAdamW
 from tests.acts import absent
 from tests.loads import MOVES
 from tests.specs import CASES, Case
-from tests.world import HALF, RESIDENT, SIDES, SPILLED, Side, World, Worlds, assert_same_bits, give
+from tests.world import HALF, RESIDENT, SIDES, SPILLED, Side, World, Worlds, bits, give
 
 ADAMW = CASES["adamw"]
 FLAGS = [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]
@@ -115,5 +115,6 @@ def test_a_count_that_was_put_on_the_cpu_comes_back_where_flags_ask_for_the_devi
             moved.state[p] = {name: t.cpu() if name == "step" else t for name, t in moved.state[p].items()}
         for world in (usual, moved):
             assert [world.step() for _ in range(2)] == [None] * 2
-        assert_same_bits(usual, moved)
+        both = (map(bits, world.snapshot()) for world in (usual, moved))  # versions differ: counts came back as others
+        assert all(map(torch.equal, *both))
         assert all(moved.state[p]["step"].is_cuda for p in moved.params)
