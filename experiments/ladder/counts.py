@@ -24,18 +24,7 @@ import torch
 import pagedopt
 from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works import contenders
-from experiments.works.contenders import (
-    ADAMW,
-    COMPILED,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    LIMIT,
-    LOOP,
-    SGD,
-    Build,
-    Family,
-)
+from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP, SGD, Build, Family
 from experiments.works.dispatch import dispatched
 from experiments.works.fresh import chosen_device, fresh
 from experiments.works.models import Bound, Work
