@@ -282,9 +282,10 @@ def report(page: Page, rows: Rows) -> None:
     columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
         "device, MiB": mib("need"), "host, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
         "error": error(), "on the Pareto front": ended}  # fmt: skip
-    front = Rows(row for row in rows if row["front"] or row["front_exact"])
-    page.table("nobody is faster in less memory", front, {"work": "work", **columns})
-    page.picture("pareto-llama", rows.where(key="llama"), PANELS, TITLE)
+    layer = rows.where(key="llama")
+    front = Rows(row for row in layer if row["front"] or row["front_exact"])
+    page.table("{work}: nobody is faster in less memory", front, columns)
+    page.picture("pareto-llama", layer, PANELS, TITLE)
     page.bar("works in which ours is off the Pareto front of exact updates", rows.where(case=DEVICE), fronts, "≤ 0")
     page.bar("ours on the device, bytes beyond two moments", rows.where(case=DEVICE), "beyond", "≤ 1,048,576 B")
     page.bar("foreach's peak is one float32 number a parameter, GPT-2, off by", rows.where(case=FOREACH, key="gpt2"),
