@@ -77,7 +77,8 @@ def pointer_list() -> str:
     names, numels = ("weight", "bias", "embed"), (6144, 64, 4096)
     lists = ("param", "grad", "exp_avg", "exp_avg_sq")
     table = HostTable(len(lists), numels, len(PagedAdamW.rules[0].scalars), geometry=Geometry(2048, BLOCK))
-    table.set_addresses([[FIRST + 0x100000 * i + 0x10000 * j for j in range(len(lists))] for i in range(len(names))])
+    addresses = [[FIRST + 0x100000 * i + 0x10000 * j for j in range(len(lists))] for i in range(len(names))]
+    table.rows["address"] = addresses
     d = Drawing(450, "A step is one launch over one pointer list")
     d.words(20, 30, "The host writes a table into managed memory; the kernel reads it where it lies.", size=16)
     d.words(20, 62, "a row for each tensor: its address in every list, its number of elements", BLUE)
@@ -87,7 +88,7 @@ def pointer_list() -> str:
     for i, name in enumerate(names):
         y = top + 20 + 30 * i
         d.words(left - 10, y + 19, name, anchor="end")
-        for j, address in enumerate(table.addresses[i].tolist()):
+        for j, address in enumerate(addresses[i]):
             d.box(left + wide * j, y, wide - 4, 26, f"{address:#x}", BLUE)
         d.box(left + wide * 4, y, wide - 4, 26, f"{table.row_words[i, 4]:,}", BLUE)
     d.words(20, 212, "a chunk for each thread block: which row, and from which element on", ORANGE)

@@ -94,13 +94,12 @@ MOVES: dict[str, Act] = {
 
 def renamed(saved: Any) -> Any:
     """Parameters are named in the dict as somebody likes."""
-    groups = [
-        {**group, "params": [9 - i if i % 2 else f"p{i}" for i in group["params"]]} for group in saved["param_groups"]
-    ]
-    names = dict(
-        zip(*([i for g in each for i in g["params"]] for each in (saved["param_groups"], groups)), strict=True)
-    )
-    return {"state": {names[i]: entry for i, entry in reversed(saved["state"].items())}, "param_groups": groups}
+
+    def name(i: int) -> int | str:
+        return 9 - i if i % 2 else f"p{i}"
+
+    groups = [{**group, "params": [*map(name, group["params"])]} for group in saved["param_groups"]]
+    return {"state": {name(i): entry for i, entry in reversed(saved["state"].items())}, "param_groups": groups}
 
 
 def entries(change: Callable[[dict[Any, Any]], dict[Any, Any]]) -> Act:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from experiments.child import chosen_device
 from experiments.clock import Case
 from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
 from experiments.pictures import GRAY, RED, Lines
@@ -35,7 +36,7 @@ from experiments.works.contenders import (
     OURS_GRAPH,
     Contender,
 )
-from experiments.works.fresh import chosen_device, fresh
+from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Bound, Reference, Work, gpt2_shapes
 from experiments.works.trace import Incomplete, counted, counted_apart
 from experiments.works.weight import Scales, extra

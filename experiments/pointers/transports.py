@@ -147,7 +147,7 @@ class Lists:
         self.memory = self.start.clone()
         self.tensors = [list(x[:, :ELEMENTS].unflatten(1, SHAPE).unbind()) for x in self.memory[0]]
         self.sweep = Sweep(RULES[lists], self.tensors)
-        first = self.sweep.table.host.addresses.copy()
+        first = self.sweep.table.host.rows["address"].copy()
         self._addresses = (first, first + np.uint64(self.memory[0].nbytes))
         self._values = [self.sweep.rule.uniforms({"by": 1.0})]
         self.active = 0
@@ -156,7 +156,9 @@ class Lists:
     def rewrite(self) -> None:
         """Let the table name the other set of tensors."""
         self.active = 1 - self.active
-        self.sweep.table.host.set_addresses(self._addresses[self.active])
+        host = self.sweep.table.host
+        host.rows["address"] = self._addresses[self.active]
+        host.rows_changed()
 
     def step(self, way: Transport | None = None) -> None:
         """Update the set of tensors that the table names, once."""

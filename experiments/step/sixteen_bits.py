@@ -130,7 +130,7 @@ def trained(run: Run) -> Iterator[Row]:
             yield from rows
     for child, (lr, seed) in zip(children, pairs, strict=True):
         if child.ended:
-            run.leave_out(f"training at {lr:g}, seed {seed}: the process {child.ended}")
+            run.leave_out(f"training at {lr:g}, seed {seed}: {child.ended.strip().splitlines()[-1]}")
 
 
 def one_seed(device: str, ways: Sequence[str], lr: float, seed: int, size: dict[str, Any]) -> Iterator[Row]:
@@ -245,9 +245,10 @@ def report(page: Page, rows: Rows) -> None:
     page.table(title, training, {"parameters": "case", "loss": formatted("loss", "{:.4f}"), "seeds": "seeds",
         "from least to most": formatted("spread", "{:.4f}"), "more than float32": formatted("behind", "{:+.4f}"),
         "moved": percent("moved"), "from float32's": percent("apart")}, by=("lr",))  # fmt: skip
-    page.table("268 M parameters, {what}", timed, {"step": "case", "ms": ms("time"), "of a copy": percent("share"),
+    page.table("A step of 268 M parameters, {what}", timed, {
+        "step": "case", "ms": ms("time"), "of a copy": percent("share"),
         "÷ the link's time": ratio("of_link"), "error": error(), "by": "clock"}, by=("what",))  # fmt: skip
-    page.picture("sixteen-bits", training, LOSSES, "What parameters in bfloat16 lose in training")
+    page.picture("sixteen-bits", training, LOSSES, "Only rounding to nearest loses what a low rate teaches")
     page.picture("sixteen-bits-steps", rows.where(what="step"), TIMES, "A step, and a copy of 26 bytes (dashed)")
     for case, least in ((ALL, 92), (DRAWN, 80), (EIGHT_INT8, 60)):
         page.bar(f"{case}, share of a copy of its bytes", rows.where(what="step", case=f"{contenders.OURS}, {case}"),

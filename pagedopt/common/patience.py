@@ -13,8 +13,6 @@ class Patience:
         served: for how many steps what was made last has served.
     """
 
-    __slots__ = ("_most", "served", "wait")
-
     def __init__(self, most: int) -> None:
         self.wait, self.served, self._most = 1, 0, most
 

@@ -191,8 +191,7 @@ def check_squares(state_format: StateFormat, state: State, param: torch.dtype, r
 
 def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
     """Return the columns of state ``name`` by key, with dtypes for a parameter of dtype ``param``."""
-    made = (complexified(column) if param.is_complex else column for column in form.columns)
-    return {column.key(name): column for column in made}
+    return {column.key(name): complexified(column) if param.is_complex else column for column in form.columns}
 
 
 __all__ = [

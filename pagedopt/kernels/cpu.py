@@ -94,19 +94,22 @@ def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
 
 def run(compiled: Callable[..., None], table: HostTable, span: Span | None = None) -> None:
     """Walk ``table``, or a span of its chunks; when this returns or raises, no thread uses the table any more."""
-    found = walks(compiled, table, (span,), torch.get_num_threads())[span]
+    found = walks(compiled, table, torch.get_num_threads(), (span,))[span]
     found.walk()
     found.check()
 
 
-def whole(compiled: Callable[..., None], table: HostTable, count: int) -> Walk:
-    """Return the walk of a whole table on ``count`` threads; what can fail before the walk, fails here."""
-    return _cached_walks(compiled, table, count).by_span[None]
+def walks(compiled: Callable[..., None], table: HostTable, count: int, spans: Iterable[Span | None] = ()) -> Walks:
+    """Return the walk of a whole table on ``count`` threads (under None), and those of ``spans``.
 
-
-def walks(compiled: Callable[..., None], table: HostTable, spans: Iterable[Span | None], count: int) -> Walks:
-    """Return the walk of each of ``spans``, and of the whole table."""
-    cached = _cached_walks(compiled, table, count)
+    What can fail before a walk, fails here.
+    """
+    member = member_of(compiled) if count > 1 else None
+    cached: _CachedWalks | None = table.walk
+    if cached is None or cached.kernel is not compiled or cached.member != member or cached.threads != count:
+        cached = _CachedWalks(compiled, member, count, {})
+        cached.by_span[None] = _choose_walk(cached, table, None)
+        table.walk = cached
     for span in spans:
         if span not in cached.by_span:
             cached.by_span[span] = _choose_walk(cached, table, span)
@@ -126,7 +129,7 @@ def entry(compiled: Callable[..., None], table: HostTable, count: int) -> Entry 
     prepare(compiled)
     if (member := member_of(compiled)) is None:
         return None
-    if (call := whole(compiled, table, count).team) is not None:
+    if (call := walks(compiled, table, count)[None].team) is not None:
         return Entry(member, call, count)
     return Entry(member, Call(arguments_of(table), [(0, len(table.chunk_words))]), 1)
 
@@ -138,16 +141,6 @@ class _CachedWalks(NamedTuple):
     member: int | None
     threads: int
     by_span: Walks
-
-
-def _cached_walks(compiled: Callable[..., None], table: HostTable, count: int) -> _CachedWalks:
-    member = member_of(compiled) if count > 1 else None
-    cached: _CachedWalks | None = table.walk
-    if cached is None or cached.kernel is not compiled or cached.member != member or cached.threads != count:
-        cached = _CachedWalks(compiled, member, count, {})
-        cached.by_span[None] = _choose_walk(cached, table, None)
-        table.walk = cached
-    return cached
 
 
 def arguments_of(table: HostTable) -> tuple[Any, ...]:

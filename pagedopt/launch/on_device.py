@@ -158,17 +158,9 @@ class TableCopy:
     def __init__(self, table: HostTable, device: int) -> None:
         nbytes = max(1, len(table.words)) * WORD
         self._memory, self._copies = driver.DeviceMemory(nbytes, device), StagedCopies(device, nbytes)
+        #: Where kernels read the table, and its bytes on the device.
+        self.address, self.nbytes = self._memory.address, nbytes
         self._stamp = self._rows_stamp = -1
-
-    @property
-    def address(self) -> int:
-        """Where kernels read the table."""
-        return self._memory.address
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self._memory.nbytes
 
     def fill(self, table: HostTable) -> None:
         """Copy the table at once, before anything reads it: also during a capture, which does not see this copy."""
@@ -236,6 +228,7 @@ class DeviceStep(Transport):
         inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, and in the
             upper half the seed; the address of its step count; that of each hyperparameter.  Set :attr:`changed` after
             a write.
+        address: where kernels read the table.
         constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
         reads_hyperparameters: whether one is a tensor, which the prologue reads when its turn comes.
         copies: how many copies were queued.
@@ -267,6 +260,7 @@ class DeviceStep(Transport):
         self.constants = self._image[self._constants_at : self._counters_at].view(np.float64).reshape(groups, width)
         self._image[self._counters_at :] = own.view(np.uint64)
         self._memory = driver.DeviceMemory(max(1, total) * WORD, device)
+        self.address = self._memory.address
         self._copies = StagedCopies(device, max(1, total) * WORD)
         self._last = driver.Event(device)
         self._stream: int | None = None  # on which ``_last`` was recorded
@@ -279,11 +273,6 @@ class DeviceStep(Transport):
 
     def kind(self, table: HostTable) -> str:
         return table_type(0)
-
-    @property
-    def address(self) -> int:
-        """Where kernels read the table."""
-        return self._memory.address
 
     def constant_at(self, group: int, scalar: int) -> int:
         """The address of one of :attr:`constants`."""

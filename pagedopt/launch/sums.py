@@ -95,14 +95,11 @@ class Squares:
         self._begin_at(self._sums.ctypes.data)
 
     def _begin_at(self, address: int) -> None:
+        #: Where the sums lie, and how many there are.
+        self.place = address, len(self._sums)
         for each in self.lists:
             each.begin_at(address)
             address += WORD * each.chunks
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Where the sums lie, and how many there are."""
-        return self._sums.ctypes.data, len(self._sums)
 
     def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
         """Return the launches that write the sums: table, kernel, and how the table reaches a GPU (None: on a CPU)."""
@@ -168,10 +165,6 @@ class DeviceSquares(Squares):
         for each, transport in zip(self.lists, self._transports, strict=True):
             self._kernel(each, transport)
         cuda.total_kernel(self._index)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        return self._memory.address, len(self._sums)
 
     def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
         return [

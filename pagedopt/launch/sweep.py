@@ -20,7 +20,7 @@ from ..system import internals
 from ..tables.layout import Geometry
 from ..tables.pointers import PointerTable, Rows, TensorList
 from ..tables.storage import words_of
-from ..transports.choose import TransportOption, check_transport, create, over_link, shared
+from ..transports.choose import TRANSPORTS, TransportOption, check_transport, create, shared
 from ..transports.transport import Transport
 from .on_device import Factor
 
@@ -90,7 +90,7 @@ class Sweep:
             sets=sets,
             geometry=geometry,
             itemsize=_widest(lists),
-            over_link=over_link(transport),
+            over_link=(TRANSPORTS[transport] if isinstance(transport, str) else transport).over_link,
             rows=rows,
             per=self.stored.per,
             places=self.stored.by_position,
@@ -176,7 +176,7 @@ class Sweep:
         if ready is None:
             ready = self.ready(steps)
         if steps is WHOLE and self._on_cpu:  # as in most steps: without generators
-            self._launch_on_cpu({None: ready})(None)
+            self._walk({None: ready}, None)
         else:
             for _ in self.passes(steps, mover, ready):
                 pass
@@ -187,7 +187,7 @@ class Sweep:
         On CUDA the caller uses it up at once: the current device may be another one until it ends.
         """
         if self._on_cpu:
-            return self._passes_on_cpu(steps, mover, ready)
+            return passes(steps, functools.partial(self._walk, {None: ready} if steps is WHOLE else ready), mover)
         index = self.device.index
         if internals.current_device() == index:
             return self._passes_on_cuda(index, steps, mover, ready)
@@ -201,21 +201,14 @@ class Sweep:
             sets = _beside(sets, seeds)
         self.table.host.set_scalars(sets)
 
-    def _passes_on_cpu(self, steps: Sequence[Action], mover: Mover | None, walks: Any) -> Iterator[None]:
-        return passes(steps, self._launch_on_cpu({None: walks} if steps is WHOLE else walks), mover)
-
-    def _launch_on_cpu(self, walks: Any) -> Callable[[Span | None], None]:
-        """Return the function that updates a span."""
-
-        def launch(span: Span | None) -> None:
-            walk, team = walks[span]
-            self.begun = True  # set here: from now on only the update itself can fail
-            walk()
-            self.launches += 1
-            if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
-                team.check()
-
-        return launch
+    def _walk(self, walks: Any, span: Span | None) -> None:
+        """Update a span."""
+        walk, team = walks[span]
+        self.begun = True  # set here: from now on only the update itself can fail
+        walk()
+        self.launches += 1
+        if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
+            team.check()
 
     def _passes_on_cuda(
         self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
@@ -242,7 +235,7 @@ class Sweep:
             known: kept by the caller while table, kernel and stream stay; filled here.
         """
         if self._on_cpu:
-            return self._launch_on_cpu(ready)
+            return functools.partial(self._walk, ready)
         lent = self.transport.lend(self.table.host, stream)
 
         def launch(span: Span | None) -> None:
@@ -294,12 +287,12 @@ class Sweep:
                 kernel = cpu.kernel(self.rule, self.formats, self.factor is not None)
                 self._kernel = threads > 1, kernel
             if steps is WHOLE:
-                return cpu.whole(kernel, self.table.host, threads)
+                return cpu.walks(kernel, self.table.host, threads)[None]
             spans = []
             for action in steps:
                 if type(action) is Update:
                     spans.append(action.span)
-            return cpu.walks(kernel, self.table.host, spans, threads)
+            return cpu.walks(kernel, self.table.host, threads, spans)
         kind = self.transport.kind(self.table.host)
         by, kernel = self._kernel
         if by != kind:
@@ -424,10 +417,7 @@ class Stored:
                 )
 
 
-@functools.lru_cache(maxsize=256)
-def stored_of(rule: Rule, formats: tuple[Format | None, ...] | None) -> Stored:
-    """Return a cached :class:`Stored`."""
-    return Stored(rule, formats)
+stored_of = functools.lru_cache(maxsize=256)(Stored)
 
 
 def _check_dtype(form: Format, column: Column, key: str, dtype: torch.dtype | None) -> None:

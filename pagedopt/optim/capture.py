@@ -32,11 +32,6 @@ class CapturedStep:
         slots: what its pages pass through.
     """
 
-    __slots__ = (
-        "__weakref__", "_addresses", "_factor", "_groups", "_known", "_launches", "_numbers", "_read", "_seen",
-        "_slots", "_transport",
-    )  # fmt: skip
-
     def __init__(self, step: Step, members: Members, slots: object = None) -> None:
         optimizer, by_index = step.optimizer, {m.index: m for m in members.found}
         self._seen, self._slots, self._factor = step.plan.seen, slots, step.plan.factor

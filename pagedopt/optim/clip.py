@@ -116,7 +116,6 @@ def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | Non
     Args:
         owned: whether a graph will own it.
     """
-    note_scaling(optimizer)
     if not optimizer.multiplies_gradients:
         return None
     return StepFactor(optimizer, {} if owned else optimizer.factors, owned)

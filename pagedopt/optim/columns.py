@@ -52,7 +52,8 @@ def state_columns(
     found: dict[str, StateColumn] = {}
     for name in names:
         form = optimizer.format_of(name, p, group)
-        found.update((key, StateColumn(name, form, column)) for key, column in columns_of(form, name, p.dtype).items())
+        for key, column in columns_of(form, name, p.dtype).items():
+            found[key] = StateColumn(name, form, column)
     own = optimizer.form_of(p)
     if own is not None and (rest := own.remainder) is not None:
         found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)
@@ -124,11 +125,6 @@ def encode(
             at = first // column.per
             target[at : at + len(entries)].copy_(entries)
         store.drop()  # writing brings pages that are away into memory, beyond the budget
-
-
-def fill(form: Format, columns: Sequence[torch.Tensor], param: torch.Tensor, value: float, store: Store) -> None:
-    """Encode one value into all elements."""
-    encode(form, columns, value, param, store)
 
 
 @torch.no_grad()

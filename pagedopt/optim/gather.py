@@ -22,14 +22,13 @@ from ..tables.tensors import (
     is_partial,
     is_sharded,
     local,
-    local_grad,
     misfit,
     placement_of,
     same_layout,
 )
 from ..transports.choose import DEFAULT
 from .class_checks import check_update
-from .columns import StateColumn, blocks_along, by_state, fill, state_columns, walked_like
+from .columns import StateColumn, blocks_along, by_state, encode, state_columns, walked_like
 from .options import check_group_options
 from .room import tell_made
 from .rule_optimizer import Group, RuleOptimizer, number_names, occurrences, state_tensors
@@ -147,6 +146,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
     """
     found: list[Member] = []
     waiting: list[int] = []
+    params: list[torch.Tensor] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
     rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
@@ -160,6 +160,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
             )
     columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
+        params.append(p)
         if only is not None and group_index != only:
             continue
         rule, entry = rules[group_index], dict(optimizer.state.get(p) or {})
@@ -189,9 +190,8 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
         turns[id(p)] = member.turn + 1
         member.again = first.setdefault(id(p), group_index) < group_index
         found.append(member)
-    params = tuple([p for _, _, p in occurrences(optimizer)])
     lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
-    return Members(found, waiting, params, lengths, rules)
+    return Members(found, waiting, tuple(params), lengths, rules)
 
 
 class _ColumnsOf:
@@ -209,7 +209,7 @@ class _ColumnsOf:
         found = self._found.get(key)
         if found is None:
             columns = state_columns(self._optimizer, rule.inputs[2:], p, said)
-            found = self._found[key] = columns, any(of.form.block > 1 for of in columns.values())
+            found = self._found[key] = columns, bool({of.form.block for of in columns.values()} - {1})
         return found
 
 
@@ -284,20 +284,6 @@ def _check_sharded(optimizer: RuleOptimizer, p: torch.Tensor, group: Group, stat
                 f"state_format is {form.name!r} for {name!r} of a parameter of shape {tuple(p.shape)} that is "
                 f"{placement_of(p)}: shards have formats of single elements only, as 'float32' or 'bfloat16'"
             )
-
-
-def reduced(params: Collection[torch.Tensor]) -> Grads:
-    """Return local gradients of DTensors; a collective call, which every process makes once in each step.
-
-    Raises:
-        RuntimeError: a gradient is not a DTensor (as torch).
-    """
-    return {p: grad for p in params if (grad := local_grad(p)) is not None}
-
-
-def sharded(optimizer: RuleOptimizer) -> list[torch.Tensor]:
-    """Return the parameters that are DTensors, each once, in the same order in all processes."""
-    return list(dict.fromkeys(p for _, _, p in occurrences(optimizer) if is_sharded(p)))
 
 
 def _is_complete(optimizer: RuleOptimizer, member: Member) -> bool:
@@ -435,10 +421,10 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
         member.entry = entries.setdefault(id(member.param), member.entry)
         if member.turn == 0 and (member.is_new or member.missing):
             firsts.append(member)
-            group = optimizer.param_groups[member.group]
-            optimizer.check_decays(member.param, group)
-            # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
-            optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
+            if optimizer.state_format_of(group := optimizer.param_groups[member.group]) is not None:
+                optimizer.check_decays(member.param, group)
+                # A parameter was cast, or a format changed, since the constructor has refused squares in float16.
+                optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
     if not firsts:
         return
     ready = {id(m): _preallocated(optimizer, m) for m in firsts}
@@ -480,7 +466,7 @@ def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
 
 def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
     """Warn, once, of options that have an effect beside a GPU only."""
-    if any(member.param.device.type == "cpu" for member in members):
+    if "cpu" in {member.param.device.type for member in members}:
         store, transport = optimizer.store, optimizer.transport
         given = {"host_access": (store.host_access, None), "blocks": (optimizer.blocks, None)}
         for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():
@@ -517,4 +503,4 @@ def _fill(optimizer: RuleOptimizer, member: Member) -> None:
             optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
         elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
             form = member.columns[keys[0]].form
-            fill(form, [member.entry[key] for key in keys], member.param, value, optimizer.store)
+            encode(form, [member.entry[key] for key in keys], value, member.param, optimizer.store)

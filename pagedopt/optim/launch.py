@@ -32,7 +32,7 @@ class Launch:
     Args:
         members: the parameters. All have one rule, and in each list one format.
         compared: where their state is found in later steps.
-        at: see :meth:`Seen.first`.
+        at: see :meth:`Seen.take`.
         shared: addresses of numbers that several parameters share (see :class:`ScalarState`).
         shards: local gradients of DTensors.
         on_device: whether numbers stay on the device.
@@ -45,11 +45,6 @@ class Launch:
         positions: of the members among all parameters of the optimizer.
         numbers: where hyperparameters and step counts come from.
     """
-
-    __slots__ = (
-        "_comes", "_formats", "_inference", "_made_of", "_own_counters", "_picks", "_turn", "count", "keys", "lists",
-        "numbers", "positions", "route", "rule", "sweep",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -76,7 +71,8 @@ class Launch:
         self.lists = KernelViews(members, self.keys)
         tensors, formats = self.tensors_of(members), (members[0].form, None, *self._formats[2:])
         firsts = [first_element(m.param) or 0 for m in members] if members[0].draws else None
-        state = self._cut(self.lists.state_as_seen(members, self.keys))
+        own = [local(m.entry[key]) for key in self.keys for m in members]
+        state = self._cut(self.lists.state_as_seen(own))
 
         def bind() -> tuple[Route | None, Sweep, Tensors]:
             lists = self._cut(seen := self.lists.as_seen(tensors, shards))
@@ -100,7 +96,6 @@ class Launch:
         if self._comes:
             self.sweep.formats = self._formats  # the table has no gradient that would tell
         self.numbers = (DeviceNumbers if on_device else HostNumbers)(optimizer, members, shared, self.sweep)
-        own = [local(m.entry[key]) for key in self.keys for m in members]
         # State that does not share the store's version counters: a step raises these counters one by one.
         self._own_counters = tuple(optimizer.store.versions.raise_all(own))
         written: Any = (*seen[: self.count], *[own[i] for i in self._own_counters])
@@ -128,7 +123,7 @@ class Launch:
         """Return ``tensors`` of :meth:`prepare` for these members: parameters, gradients, state by column."""
         state = [m.entry[key] for key in self.keys for m in members]
         grads = [None if self._comes else m.param.grad for m in members]
-        return (*(m.param for m in members), *grads, *state)
+        return (*[m.param for m in members], *grads, *state)
 
     def compile(self) -> None:
         """Compile the kernel now, also if the table has no gradient yet that would tell its format."""
@@ -348,8 +343,6 @@ class KernelViews:
         direct: whether kernels take all parameters and state as they are; gradients aside.
     """
 
-    __slots__ = ("_copies_gradients", "_count", "_odd", "_param_copies", "_state_copies", "_strides", "direct")
-
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)
         self._param_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index of the parameter, copy)
@@ -358,7 +351,7 @@ class KernelViews:
         self._odd: tuple[int, ...] = ()
         #: Strides along which blocks of state lie (None: it has none), by index of the parameter.
         self._strides: dict[int, tuple[int, ...] | None] = {}
-        if not all(_is_simple(m, keys) for m in members):
+        if [m for m in members if not _is_simple(m, keys)]:
             self._find_copies(members, keys)
         self.direct = not self._odd and not self._state_copies
 
@@ -391,9 +384,9 @@ class KernelViews:
         params = self._params(tensors[:count])
         return (*params, *self._grads(tensors[:count], tensors[count : 2 * count], params, shards))
 
-    def state_as_seen(self, members: Sequence[Member], keys: Sequence[str]) -> list[torch.Tensor]:
-        """Return state as kernels see it, column by column."""
-        state, copies = [local(m.entry[key]) for key in keys for m in members], dict(self._state_copies)
+    def state_as_seen(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return state, given column by column, as kernels see it."""
+        copies = dict(self._state_copies)
         return [as_real(copies.get(i, t)) for i, t in enumerate(state)]
 
     def lay_out_gradients(self) -> bool:

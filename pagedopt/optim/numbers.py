@@ -140,11 +140,17 @@ class Numbers:
         takes_tensors: whether :meth:`prepare` needs the tensors of numbers, and not only their addresses.
     """
 
-    __slots__ = ("_groups", "_rule", "_states", "takes_tensors")
-
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         self._rule, self._groups = sweep.rule, tuple([m.group for m in members])
-        self._states = number_states(optimizer, members, shared)
+        counted, count, found = optimizer.counts_steps, len(members), []
+        for i, name in enumerate(members[0].numbers):
+            kind = StepCounts if name == "step" and counted else ScalarState
+            found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
+        if not counted and "step" in self._rule.scalars:
+            # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
+            found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
+        #: For each name its numbers, and where their tensors are among all numbers of the launch.
+        self._states = tuple(found)
         self.takes_tensors = any(each.takes_tensors for _, each, _ in self._states)
 
     def compile(self) -> None:
@@ -165,9 +171,8 @@ class HostNumbers(Numbers):
 
     Attributes:
         pattern: which rows of the table share hyperparameters; it is another object once that has changed.
+        states: what reads and writes the numbers of each name, in the order of :attr:`Counts.counts`.
     """
-
-    __slots__ = ("_carried", "_scalars", "_seeded", "_table", "pattern")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         super().__init__(optimizer, members, shared, sweep)
@@ -175,18 +180,13 @@ class HostNumbers(Numbers):
         # Stored, because as properties of the rule each would be one more Python call in every prepare().
         self._scalars, self._carried = self._rule.scalars, self._rule.carried
         self.pattern: Pattern | None = None
-
-    @property
-    def states(self) -> tuple[ScalarState, ...]:
-        """What reads and writes the numbers of each name, in the order of :attr:`Counts.counts`."""
-        return tuple([state for _, state, _ in self._states])
+        self.states = tuple([state for _, state, _ in self._states])
 
     @property
     def groups_of_sets(self) -> tuple[int, ...] | None:
         """The group of each set of hyperparameters; None: rows of a group differ, or rules, seeds or tensors decide."""
         pattern = self.pattern
-        counts = [state for _, state, _ in self._states]
-        if pattern is None or self._carried or self._seeded or [*map(type, counts)] not in ([], [StepCounts]):
+        if pattern is None or self._carried or self._seeded or [*map(type, self.states)] not in ([], [StepCounts]):
             return None
         if not all(isinstance(rows, int) for _, rows in pattern.groups):
             return None
@@ -250,29 +250,12 @@ class HostNumbers(Numbers):
         return pattern
 
 
-def number_states(
-    optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int]
-) -> tuple[tuple[str, ScalarState, slice], ...]:
-    """Return (name, numbers, where their tensors are among all numbers of the launch) for each name."""
-    rule, count = members[0].rule, len(members)
-    found = []
-    for i, name in enumerate(members[0].numbers):
-        kind = StepCounts if name == "step" and optimizer.counts_steps else ScalarState
-        found.append((name, kind([m.entry[name] for m in members], shared), slice(i * count, (i + 1) * count)))
-    if not optimizer.counts_steps and "step" in rule.scalars:
-        # State has no step count: assume 0 steps so far if the parameter's state is made now, and 1 otherwise.
-        found.insert(0, ("step", UnsavedStepCounts([not m.missing or m.again for m in members]), slice(0)))
-    return tuple(found)
-
-
 class DeviceNumbers(Numbers):
     """Numbers that the host never reads back: the prologue of the rule computes what a set needs.
 
     Learning rates and betas that are tensors on the device are read there in each launch; numbers on the host are
     copied there when they change.  The table gets a set for each row, and lies in device memory.
     """
-
-    __slots__ = ("_all_writable", "_device_step", "_group_of_row", "_sweep", "_tensors", "_told")
 
     def __init__(self, optimizer: RuleOptimizer, members: Sequence[Member], shared: set[int], sweep: Sweep) -> None:
         super().__init__(optimizer, members, shared, sweep)

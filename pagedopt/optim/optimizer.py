@@ -217,6 +217,8 @@ class PagedOptimizer(RuleOptimizer):
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
         if self.damaged:
             self._check_whole()
+        if not vars(self).keys().isdisjoint(SCALING):
+            note_scaling(self)
         if self._captured():
             return
         if self._has_masters:
@@ -264,8 +266,6 @@ class PagedOptimizer(RuleOptimizer):
         if store.limits.budget.auto:
             with self._moving("device_budget 'auto'"):
                 store.remeasure_auto()
-        if not vars(self).keys().isdisjoint(SCALING):
-            note_scaling(self)
         ready, known, found, shards = store.make_ready(), self._plan, None, NO_SHARDS
         if known is not None and (known.factor is None) is (self._max_grad_norm is not None or self.scaled):
             known = None  # multiplies_gradients, written out, was another when the last step began

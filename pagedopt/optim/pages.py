@@ -142,7 +142,7 @@ class Route:
 
         Args:
             sweep, arenas, kernel: see :meth:`launch`.
-            fenced: whether the graph has :attr:`~.page_graphs.StagedGraph.fences`.
+            fenced: whether the graph has :attr:`StagedGraph.fences`.
         """
         if not self._may_be_a_graph(sweep, arenas):
             return None
@@ -452,8 +452,6 @@ class RouteGraphs:
     Args:
         known: what the store of its pages knows of graphs.
     """
-
-    __slots__ = ("_equal", "_graphs", "_known")
 
     def __init__(self, known: Graphs) -> None:
         self._graphs: dict[bool, StagedGraph] = {}

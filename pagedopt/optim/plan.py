@@ -12,9 +12,9 @@ from ..formats.format import Format
 from ..placements.store import ReadyArenas
 from ..system.interrupts import Uninterrupted
 from ..system.look import compiled_look
-from ..tables.tensors import is_dense
+from ..tables.tensors import is_dense, is_sharded, local_grad
 from .clip import FactorUpdate, StepFactor, factor_of
-from .gather import Grads, Member, Members, create, members, reduced, sharded
+from .gather import Grads, Member, Members, create, members
 from .launch import Launch, Work
 from .numbers import DeviceNumbers
 from .rule_optimizer import RuleOptimizer, whole
@@ -77,8 +77,8 @@ class Plan(NamedTuple):
         fresh = tuple([m for m in members.found if m.is_new or m.missing or m.moved])
         create(optimizer, members.found)
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
-        seen = Seen(optimizer, members)
-        found, at = seen.first(members)
+        seen = Seen()
+        found, at = seen.take(optimizer, members)
         ready = optimizer.store.make_ready()
         launches = []
         for stays, shared, part in _partition(optimizer, members.found, on_device):
@@ -127,14 +127,14 @@ def _partition(
         _take_turns(members, memory)
     found: dict[tuple[Any, ...], list[Member]] = {}
     formats_of = _FormatsOf()
-    numbers = Counter(m.entry[name].data_ptr() for m in members for name in m.numbers)
+    numbers = Counter([m.entry[name].data_ptr() for m in members for name in m.numbers])
     shared = {address for address, uses in numbers.items() if uses > 1}
     for member in sorted(members, key=attrgetter("turn")):
         stays = on_device(member, shared)
         alike = stays, member.turn, member.rule, member.param.device, formats_of(member)
         found.setdefault(alike, []).append(member)
     launches = [*found.items()]
-    if not shared:  # else each launch takes the number that the one before it has left
+    if len(launches) > 1 and not shared:  # else each launch takes the number that the one before it has left
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
     return [(stays, shared, each) for (stays, *_), each in launches]
@@ -287,10 +287,16 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
 
 
 def grads_of_shards(optimizer: RuleOptimizer, known: Plan | None, found: Found | None) -> Grads:
-    """Return local gradients of DTensors; a collective call, which every process makes once in each step."""
+    """Return local gradients of DTensors; a collective call, which every process makes once in each step.
+
+    Raises:
+        RuntimeError: a gradient is not a DTensor (as torch).
+    """
     if known is None or found is None:
-        return reduced(sharded(optimizer))
-    return reduced([found.params[i] for i in known.sharded])
+        params = [p for group in optimizer.param_groups for p in group["params"] if is_sharded(p)]
+    else:
+        params = [found.params[i] for i in known.sharded]
+    return {p: grad for p in dict.fromkeys(params) if (grad := local_grad(p)) is not None}
 
 
 def put_state(optimizer: RuleOptimizer, fresh: tuple[Member, ...]) -> None:

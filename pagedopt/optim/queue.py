@@ -282,10 +282,9 @@ class QueuedStep:
 
     def _hold(self, side: torch.cuda.Stream, stop: int) -> None:
         """Let the current stream wait for launches, and give back gradients if it is the one that they came from."""
-        stop = min(stop, len(self._events))  # there are none behind an error
         current = internals.current_stream(side.device_index)
         passed = self._waits.get(current, 0)
-        if passed < stop:
+        if passed < stop and self._events:  # there are none behind an error
             self._look(stop)
             self._events[stop - 1].hold(current)
             self.begun = max(self.begun, stop)

@@ -252,8 +252,6 @@ class QuickSteps:
         patience: how many equal steps come before it is made.
     """
 
-    __slots__ = ("_equal", "_wanted", "patience", "step")
-
     def __init__(self, before: QuickSteps | None = None) -> None:
         self._wanted: bool = is_wanted() if before is None else before._wanted
         if self._wanted:

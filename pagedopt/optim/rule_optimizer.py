@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..formats.choice import Choice, Rounding, State
-from ..formats.floating import StateFormat, check_squares, chosen_format, format_of
+from ..formats.floating import StateFormat, check_squares, chosen_format, format_of, of_dtype
 from ..formats.format import Format
 from ..formats.names import ParamFormat, ParamRounding
 from ..formats.sixteen import ParameterFormat, of_parameter
@@ -117,7 +117,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: the format that ``param_format`` asks for is not for its dtype.
         """
-        return of_parameter(self.param_format, self.param_rounding, p.dtype)
+        return of_parameter(*self._of_params, p.dtype)
 
     def chooses(self) -> bool:
         """Return whether the rule depends on the group: then it is known only in a step."""
@@ -144,11 +144,12 @@ class RuleOptimizer(torch.optim.Optimizer):
                 cannot store the state.
             TypeError: no kernel takes parameters of this dtype.
         """
-        said, form = self.state_format_of(group), self.form_of(p)
+        chosen, form = chosen_format(self.state_format_of(group), name), self.form_of(p)
         dtype = p.dtype if form is None else form.stands_for(p.dtype)
-        if not isinstance(chosen_format(said, name), Choice):
-            return format_of(said, State(name, p.numel()), dtype)
-        return format_of(said, self._state(name, p.numel(), group), dtype)
+        if chosen is None:
+            return of_dtype(dtype, f"state {name!r}")
+        state = self._state(name, p.numel(), group) if isinstance(chosen, Choice) else State(name, p.numel())
+        return format_of(chosen, state, dtype)
 
     def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
         """Check the format of squares among the states ``names`` of a parameter in ``group``.
@@ -168,7 +169,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def check_decays(self, p: torch.Tensor, group: Group) -> None:
         """Raise ValueError if a decay, which is read even from a device, is too slow for the format of its state."""
         said = self.state_format_of(group)
-        for name in self.state_names(group) if said is not None else ():
+        for name in self.state_names(group):
             if isinstance(one := chosen_format(said, name), Choice):
                 one.of(self._state(name, p.numel(), group, read=True))
 
@@ -335,8 +336,6 @@ class OptimizerLock:
     Attributes:
         now: the lock of this process, for a ``with`` block.
     """
-
-    __slots__ = ("__weakref__", "now")
 
     def __init__(self) -> None:
         self.now = threading.RLock()

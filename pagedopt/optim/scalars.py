@@ -180,7 +180,7 @@ class ScalarState:
     ``shared`` are addresses of numbers that several parameters have in common; as in torch's loop, each changes it.
     """
 
-    __slots__ = ("_others", "_whole", "_windows", "count")
+    __slots__ = ("_others", "_whole", "_windows", "count", "takes_tensors")
 
     #: What :meth:`read` adds to each number.
     _added = 0.0
@@ -202,14 +202,11 @@ class ScalarState:
         #: For each dtype on the CPU: (rows, an array over their memory, the position of each row in it).
         self._windows = tuple(windows)
         self._others = tuple(others)
+        #: Whether methods use the tensors they are given.  Else all numbers are reached through their addresses.
+        self.takes_tensors = bool(others)
         in_order = len(windows) == 1 and windows[0][0] is windows[0][2] is _ALL
         #: All numbers as one array, if they lie one behind the other, as :func:`new_numbers` makes them.
         self._whole = windows[0][1] if in_order else None
-
-    @property
-    def takes_tensors(self) -> bool:
-        """Whether methods use the tensors they are given.  Else all numbers are reached through their addresses."""
-        return bool(self._others)
 
     def addresses(self) -> tuple[npt.NDArray[np.int64], int] | None:
         """Return the address of each number, and its bytes; None: some are not on the CPU, or of several dtypes."""

@@ -8,7 +8,6 @@ from itertools import accumulate, chain
 from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..system.compare_tensors import addresses, identities, layouts
@@ -62,12 +61,12 @@ class Seen:
         names_by_key: for each key of ``optimizer.state``, the names of the values that are compared.
     """
 
-    __slots__ = (
-        "__weakref__", "_alike", "_asked", "_at", "_by_others", "_formats", "_ids", "_keys", "_layouts", "_lengths",
-        "_rules", "_sharded", "_storages", "_waiting", "dead", "names_by_key",
-    )  # fmt: skip
+    def take(self, optimizer: RuleOptimizer, members: Members) -> tuple[Found, dict[int, int]]:
+        """Note what a step over these members is prepared for; new state may be nowhere but in them yet.
 
-    def __init__(self, optimizer: RuleOptimizer, members: Members) -> None:
+        Returns:
+            the tensors of the step; and the index of each key of state, by its id.
+        """
         self._rules, self._lengths, self._waiting = members.rules, members.lengths, tuple(members.waiting)
         self._formats = (*map(optimizer.formats_depend_on, optimizer.param_groups),)
         self._asked = any(self._formats)
@@ -84,7 +83,7 @@ class Seen:
         self.names_by_key = tuple([names.get(id(key), ()) for key in keys])
         self._alike = self.names_by_key[0] if len({*self.names_by_key}) == 1 else None
         values = self._values([entries.get(id(key), {}) for key in keys])
-        self._sharded = any(map(is_sharded, values))
+        self._sharded = any(map(is_sharded, members.params))  # whose state is placed as they are
         memories = (*map(local, values),) if self._sharded else values
         # Before the tables read addresses: if somebody moves state in between, the next step notices.
         self._at = addresses(memories, sure=False)
@@ -93,6 +92,8 @@ class Seen:
         self.dead: list[object] = []
         storages = {id(s): s for s in map(torch.Tensor.untyped_storage, memories)}
         self._storages = tuple([weakref.ref(storage, self.dead.append) for storage in storages.values()])
+        at = {id(key): i for i, key in enumerate(keys)}
+        return Found(members.params, (*map(_grad, members.params),), values), at
 
     def _values(self, entries: Iterable[Any]) -> tuple[Any, ...]:
         """Return the values ordered by name if all entries have the same names, else entry by entry."""
@@ -100,31 +101,22 @@ class Seen:
             return tuple([entry[name] for name in alike for entry in entries])
         return tuple([entry[name] for entry, of in zip(entries, self.names_by_key, strict=True) for name in of])
 
-    def first(self, members: Members) -> tuple[Found, dict[int, int]]:
-        """Return the tensors of the step that this is made for, whose new state is nowhere else yet.
-
-        Also the index of each key of state, by its id: see :meth:`positions`.
-        """
-        entries = {id(m.param): m.entry for m in members.found}
-        keys = np.frombuffer(self._keys, np.uint64).tolist()[sum(self._lengths) :]
-        values = self._values([entries.get(key, {}) for key in keys])
-        return Found(members.params, (*map(_grad, members.params),), values), {key: i for i, key in enumerate(keys)}
-
-    def positions(self, members: Sequence[Member], name: str, at: Mapping[int, int]) -> list[int]:
-        """Return where a value of each member's state is among all that are compared; for ``at`` see :meth:`first`."""
-        if (alike := self._alike) is not None:
-            before = alike.index(name) * len(self.names_by_key)
-            return [before + at[id(m.param)] for m in members]
-        ends = [*accumulate(map(len, self.names_by_key), initial=0)]
-        keys = [at[id(m.param)] for m in members]
-        return [ends[key] + self.names_by_key[key].index(name) for key in keys]
-
     def picks(
         self, members: Sequence[Member], keys: Sequence[str], names: Sequence[str], at: Mapping[int, int]
     ) -> Picks:
-        """Return what selects the tensors of a launch over members, whose state has these keys and numbers."""
-        of = [[i for name in each for i in self.positions(members, name, at)] for each in (keys, names)]
-        return Picks(*map(_pick, ([m.index for m in members], *of)))
+        """Return what selects the tensors of a launch over members, whose state has these keys and numbers.
+
+        For ``at`` see :meth:`take`.
+        """
+        where = [at[id(m.param)] for m in members] if keys or names else []
+        by_key = self.names_by_key
+        if (alike := self._alike) is not None:
+            count = len(by_key)
+            found = [[alike.index(name) * count + i for name in each for i in where] for each in (keys, names)]
+        else:
+            ends = [*accumulate(map(len, by_key), initial=0)]
+            found = [[ends[i] + by_key[i].index(name) for name in each for i in where] for each in (keys, names)]
+        return Picks(*map(_pick, ([m.index for m in members], *found)))
 
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
         """Return whether groups ask for the same rules and formats."""

@@ -10,7 +10,6 @@ import torch
 from ..paging.budget import ALL, NOTHING, Budget
 from ..paging.pages import Layout, Width, lay_out
 from ..system import driver
-from ..system.warn import StateLost as StateLost
 from ..system.warn import warn_once
 from .arena import Arena, divide
 from .arena import total as total

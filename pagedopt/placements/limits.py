@@ -16,8 +16,6 @@ from .arena import Arena
 class Limits:
     """The budget of an optimizer, and what it is in bytes on each device."""
 
-    __slots__ = ("_measured", "_steps", "budget")
-
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self._measured: dict[torch.device, int] = {}  # what ``"auto"`` gives

@@ -66,11 +66,7 @@ class GraphSlots:
     def __init__(self, device: torch.device, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self.memory = driver.DeviceMemory(SLOTS * slot_bytes, device.index)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.memory.nbytes
+        self.nbytes = self.memory.nbytes
 
     def address(self, slot: int) -> int:
         """Return the address of a slot."""
@@ -93,6 +89,7 @@ class Ring:
     def __init__(self, device: torch.device, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self.memory = torch.empty(SLOTS * slot_bytes, dtype=torch.uint8, device=device)
+        self.nbytes = self.memory.nbytes
         self.up, self.down = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.up.wait_stream(torch.cuda.current_stream(device))  # earlier users of this memory may still run there
         for stream in (self.up, self.down):
@@ -103,11 +100,6 @@ class Ring:
         self.lock = threading.RLock()
         self._user: weakref.ref[object] | None = None
         self.behind: list[Callable[[], object]] = []
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.memory.nbytes
 
     def address(self, slot: int) -> int:
         """Return the address of a slot."""

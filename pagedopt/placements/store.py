@@ -108,7 +108,7 @@ class Store:
         for indices in by_param.values():
             p = wanted[indices[0]].param
             grad = None if p.grad is None else p.grad.dtype
-            by_signature.setdefault((p.device, p.dtype, grad, *(wanted[i][1:4] for i in indices)), []).append(indices)
+            by_signature.setdefault((p.device, p.dtype, grad, *[wanted[i][1:4] for i in indices]), []).append(indices)
         before = [(arena, arena.layout) for arena in self.arenas]
         try:
             allocated = [self._allocate(signature, params, wanted) for signature, params in by_signature.items()]
@@ -148,14 +148,14 @@ class Store:
                 break
         else:
             spare = min(SPARE, sum(arena.layout.nbytes for arena in alike) // 4)
-            block = max(wanted[i].block for i in params[0])
+            block = max([wanted[i].block for i in params[0]])
             device, widths = firsts[0].device, [c.width for c in columns]
             here = self.on(device)
             budget = self.limits.of(device, here)
             new = choose.create(numels, widths, device, self.placement, budget, spare, here, block)
             if new is None:
                 if device.type == "cpu":
-                    nbytes = sum(c.entries(p.numel()) * c.dtype.itemsize for p in firsts for c in columns)
+                    nbytes = sum([c.entries(p.numel()) * c.dtype.itemsize for p in firsts for c in columns])
                     host.check_host(nbytes, "optimizer state")
                 return None, {i: wanted[i].zeros() for indices in params for i in indices}
             arena, numbers = new, list(range(len(numels)))
@@ -180,10 +180,6 @@ class Store:
     def on(self, device: torch.device) -> list[Arena]:
         """Return the arenas of a device."""
         return [a for a in self.arenas if a.device == device]
-
-    def find(self, states: Sequence[torch.Tensor]) -> tuple[int, int] | None:
-        """Return (index of the arena, index of the parameter in it); None if these tensors are not its state."""
-        return find(self.arenas, states)
 
     def is_home(self, tensor: torch.Tensor) -> bool:
         """Return whether a state tensor is in an arena, or the placement makes no arenas."""
@@ -424,8 +420,6 @@ def _counter() -> torch.Tensor:
 class Versions:
     """The counters that autograd compares, one for all state of a store on devices of one type."""
 
-    __slots__ = ("counters",)
-
     def __init__(self) -> None:
         #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.  The first
         #: is of no state: what raises it raises all.
@@ -440,9 +434,10 @@ class Versions:
 
     def share(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor with the same memory that uses the counter of its device type."""
-        device_type = tensor.device.type
-        counter = next((t for t in self.counters if t.device.type == device_type), None)
-        if counter is None:
+        for counter in self.counters:
+            if counter.device.type == tensor.device.type:
+                break
+        else:
             counter = torch.empty(0, device=tensor.device)
             self.counters = (*self.counters, counter)
         shared = counter.detach()

@@ -118,8 +118,6 @@ class TensorLayout:
         here: the indices of those that are not absent.
     """
 
-    __slots__ = ("_missing", "_same", "_sure", "here")
-
     def __init__(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
         self._missing, there = missing(tensors), [t for t in tensors if t is not None]
         self.here = np.delete(np.arange(len(tensors)), self._missing) if self._missing else slice(len(tensors))

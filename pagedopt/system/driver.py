@@ -399,8 +399,6 @@ class Calls:
         >>> wait()
     """
 
-    __slots__ = ("_calls", "_compiled", "_keeps")
-
     def __init__(self, calls: Iterable[Call], keeps: object = None) -> None:
         self._calls, self._keeps = tuple(calls), keeps
         self._compiled: Any = None

@@ -31,18 +31,15 @@ _SEMAPHORE_WORDS = 8
 class Held:
     """An object that a graph keeps alive.  :attr:`released` tells whether the graph is gone."""
 
-    __slots__ = ("_semaphore", "kept")
+    __slots__ = ("_semaphore", "address", "kept")
 
     def __init__(self, kept: Any) -> None:
         self.kept = kept
         self._semaphore = (ctypes.c_uint64 * _SEMAPHORE_WORDS)()
+        #: Where it is: the destructor's argument.
+        self.address = ctypes.addressof(self._semaphore)
         if _libc().sem_init(self.address, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "sem_init failed")
-
-    @property
-    def address(self) -> int:
-        """Where the semaphore is: the destructor's argument."""
-        return ctypes.addressof(self._semaphore)
 
     @property
     def released(self) -> bool:

@@ -66,6 +66,8 @@ def _unescaped(field: str) -> str:
 
 #: :func:`check_host` and :func:`check_disk` leave this share of memory or disk free, but at most this many bytes.
 RESERVE_SHARE, MAX_RESERVE = 0.05, 256 << 20
+#: In version 1 of cgroups a number larger than any memory means "no limit".
+UNLIMITED = 1 << 62
 #: ``mincore`` writes one byte per page, so it is called for at most this many bytes of address space.
 _STRIDE = 1 << 30
 
@@ -135,9 +137,12 @@ def rooms(root: Path = Path("/")) -> list[Room]:
     if "MemAvailable" in fields:  # host pages of the driver are in no count of /proc/self/status
         found.append(Room(fields["MemAvailable"] * 1024, fields.get("MemTotal", 0) * 1024, "the machine"))
     for version, folder in cgroup_folders(_text(root / "proc/self/cgroup"), _text(root / "proc/self/mountinfo")):
-        room = _cgroup_room(version, root / folder.relative_to("/"), f"cgroup {folder}")
-        if room is not None:
-            found.append(room)
+        at = root / folder.relative_to("/")
+        limits = [int(text) for name in version.limits if (text := _text(at / name).strip()).isdigit()]
+        if min(limits, default=UNLIMITED) < UNLIMITED and (usage := _text(at / version.usage).strip()).isdigit():
+            cache = numbers(_text(at / "memory.stat"))
+            used = int(usage) - sum(cache.get(name, 0) for name in version.cache)
+            found.append(Room(min(limits) - max(used, 0), min(limits), f"cgroup {folder}"))
     return found
 
 
@@ -169,18 +174,6 @@ def cgroup_folders(cgroup: str, mountinfo: str) -> list[tuple[_Version, PurePosi
         inner = point / own
         found += [(version, folder) for folder in [inner, *inner.parents] if folder.is_relative_to(point)]
     return found
-
-
-def _cgroup_room(version: _Version, folder: Path, owner: str) -> Room | None:
-    """Return the bytes that the limits in one folder leave; None if there are none."""
-    limits = [int(text) for name in version.limits if (text := _text(folder / name).strip()).isdigit()]
-    if min(limits, default=1 << 62) >= 1 << 62:  # in version 1 a number larger than any memory means "no limit"
-        return None
-    if not (usage := _text(folder / version.usage).strip()).isdigit():
-        return None
-    cache = numbers(_text(folder / "memory.stat"))
-    used = int(usage) - sum(cache.get(name, 0) for name in version.cache)
-    return Room(min(limits) - max(used, 0), min(limits), owner)
 
 
 def _text(path: Path) -> str:

@@ -61,17 +61,14 @@ class Uninterrupted:
                 raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
     def defer(self, number: int, handler: Handler, frame: FrameType | None) -> None:
         """Call ``handler`` at the end; or now, with all that are due, if this is a second SIGINT that may end it."""
         again = number in self._due
         self._due[number] = (handler, frame)
         if again and number == signal.SIGINT and self._gives_way:
-            self._close()  # before the handler raises: the interrupted code may not reach its __exit__
+            self.__exit__()  # before the handler raises: the interrupted code may not reach its __exit__
 
-    def _close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the protection and call the handlers that are due.  A second call does nothing."""
         global _open
         if _open is not self:

@@ -188,17 +188,6 @@ class HostTable:
         """The chunks as a structured array of ``CHUNK``."""
         return self.chunk_words.reshape(-1).view(CHUNK)
 
-    @property
-    def addresses(self) -> Words:
-        """The address of each row in every list, (rows, lists); read only."""
-        addresses: Words = self.rows["address"]
-        return addresses
-
-    def set_addresses(self, addresses: npt.ArrayLike) -> None:
-        """Write the address of each row in every list, (rows, lists) uint64."""
-        self.rows["address"] = addresses
-        self.rows_changed()
-
     def set_column(self, j: int, addresses: Words) -> None:
         """Write the address of each row in list ``j``, (rows,) uint64."""
         self.row_words[:, j] = addresses.view(np.int64)

@@ -74,7 +74,7 @@ class PointerTable:
 
     __slots__ = (
         "__weakref__", "_absent", "_addresses", "_common", "_firsts", "_held", "_numbers", "_rows", "_seen",
-        "_seen_before", "_unwritten", "absent", "host", "names", "writes",
+        "_seen_before", "_unwritten", "absent", "device", "host", "names", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,8 @@ class PointerTable:
             raise ValueError(f"pointer table: every list needs the same number of tensors, got {sizes or 'no lists'}")
         self._common = Common(self.names, given[0], per)
         self._rows = rows
+        #: Of every tensor; the CPU for an empty table.
+        self.device = self._common.device or torch.device("cpu")
         counts = self._common.numels if rows is None else rows.numel
         over_link = over_link and self.device.type == "cuda"
         geometry = geometry or choose_geometry(counts.tolist(), itemsize, over_link, per_thread)
@@ -120,11 +122,6 @@ class PointerTable:
         #: Indices of tensors that are skipped, as they are absent from a list.
         self.absent: list[int] = []
         self._check(given)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of every tensor (the CPU for an empty table)."""
-        return self._common.device or torch.device("cpu")
 
     @property
     def dtypes(self) -> list[torch.dtype | None]:
@@ -177,7 +174,7 @@ class PointerTable:
                     now[j] = self._locate(j, tensors, absent)
                     if absent != self._absent[j] or now[j].tobytes() != self._addresses[j].tobytes():
                         changes[j] = absent
-            if any(j in changes for j in self.writes):
+            if not changes.keys().isdisjoint(self.writes):
                 check_overlap(self._common, self.writes, now.T)
         except BaseException:
             self._common.dtypes = dtypes  # a list may have taken its first dtype
@@ -343,9 +340,9 @@ class PointerTable:
 
     def _locate(self, j: int, tensors: Tensors, absent: Sequence[int]) -> Addresses:
         """Check every tensor of list ``j``, and return where they lie; 0 for an absent one."""
-        if len(tensors) != len(self):
+        if len(tensors) != len(self._numbers):
             raise ValueError(f"{self.names[j]} has {len(tensors)} tensors, the table has {len(self)}")
-        self._common.check(j, tensors)
+        self._common.check(j, tensors, absent)
         if absent:
             at = np.array([0 if t is None else t.data_ptr() for t in tensors], np.uint64)
         else:

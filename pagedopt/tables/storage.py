@@ -33,7 +33,7 @@ class Column:
     @property
     def width(self) -> int | Fraction:
         """Bytes per element."""
-        size = self.real.itemsize
+        size = self.dtype.itemsize // (2 if self.dtype.is_complex else 1)
         return size if self.per == 1 else Fraction(size, self.per)
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..system.compare_tensors import missing
 from ..system.internals import shard_of
 
 TensorList = Sequence[torch.Tensor | None]
@@ -243,7 +242,7 @@ class Common:
         dtypes: of each list; None while all its tensors have been absent.
     """
 
-    __slots__ = ("_shapes", "_strides", "device", "dtypes", "names", "numels", "per")
+    __slots__ = ("_alike", "device", "dtypes", "names", "numels", "per")
 
     def __init__(self, names: Sequence[str], first: TensorList, per: Sequence[int] | None = None) -> None:
         self.names, self.per = names, per or [1] * len(names)
@@ -258,11 +257,11 @@ class Common:
                 )  # fmt: skip
         self.device = tensors[0].device if tensors else None
         self.numels = np.array([t.numel() for t in tensors], np.int64)
-        self._shapes, self._strides = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
+        self._alike = tuple([t.shape for t in tensors]), tuple([t.stride() for t in tensors])
 
-    def check(self, j: int, tensors: Sequence[Any]) -> None:
+    def check(self, j: int, tensors: Sequence[Any], absent: Sequence[int] = ()) -> None:
         """Check that list ``j`` is like the first; take its dtype if it has none yet."""
-        if not self._agree(j, tensors):
+        if not self._agree(j, tensors, absent):
             for i, tensor in enumerate(tensors):
                 if tensor is not None or j == 0:
                     self._check_tensor(j, i, tensor)
@@ -280,18 +279,18 @@ class Common:
     def _expected(self, j: int) -> tuple[tuple[torch.Size, ...], tuple[tuple[int, ...], ...]]:
         """Return shapes and strides of list ``j``."""
         if self.per[j] == 1:
-            return self._shapes, self._strides
+            return self._alike
         return tuple([torch.Size([n]) for n in self.entries(j).tolist()]), ((1,),) * len(self.numels)
 
     def entries(self, j: int) -> npt.NDArray[np.int64]:
         """Return the number of entries of each tensor of list ``j``, (tensors,)."""
         return -(-self.numels // self.per[j])
 
-    def _agree(self, j: int, tensors: Sequence[Any]) -> bool:
+    def _agree(self, j: int, tensors: Sequence[Any], absent: Sequence[int]) -> bool:
         """Return whether all tensors that are there are as expected: a fast check that may say no wrongly."""
-        shapes, strides = self._expected(j)
-        if j and (gone := missing(tensors)):
-            here = np.delete(np.arange(len(tensors)), gone).tolist()
+        shapes, strides = self._alike if self.per[j] == 1 else self._expected(j)
+        if j and absent:
+            here = np.delete(np.arange(len(tensors)), absent).tolist()
             tensors = [tensors[i] for i in here]
             shapes, strides = tuple([shapes[i] for i in here]), tuple([strides[i] for i in here])
             if not here:
@@ -332,7 +331,7 @@ class Common:
 
 def checked_writes(writes: Collection[int], lists: int) -> tuple[int, ...]:
     """Check that ``writes`` are indices of ``lists`` lists, and return them as a tuple."""
-    if not isinstance(writes, Collection) or not all(isinstance(j, int | np.integer) for j in writes):
+    if not isinstance(writes, Collection) or not all(issubclass(t, int | np.integer) for t in {*map(type, writes)}):
         raise TypeError(f"writes is {writes!r}; give the indices of the lists that are overwritten, e.g. writes=[0]")
     if wrong := [int(j) for j in writes if not 0 <= j < lists]:
         there = f"0 to {lists - 1}" if lists > 1 else "0 alone" if lists else "none, as there is no list"

@@ -57,11 +57,6 @@ def check_transport(transport: Any) -> None:
         )
 
 
-def over_link(transport: TransportOption | Transport) -> bool:
-    """Return whether kernels read a transport's tables over the link to the host."""
-    return (TRANSPORTS[transport] if isinstance(transport, str) else transport).over_link
-
-
 def create(transport: TransportOption, device: int) -> Transport:
     """Return a transport for a CUDA device; for a name that does not work there its substitute, with one warning."""
     check_transport(transport)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +29,8 @@ class TableBuffer(Lent):
         self._fields = np.zeros(1, TABLE_AT)
         self._fields["words"] = address
         self._argument = opaque(self._fields)
+        #: Address of the argument for a launch over all chunks, and the driver's event that guards it.
+        self.argument, self.event = int(self._argument.ctypes.data), int(self._event.handle)
         self._stamp = self._rows_stamp = -1
 
     def holds(self, table: HostTable, stream: int) -> bool:
@@ -60,16 +61,6 @@ class TableBuffer(Lent):
     def written(self, table: HostTable) -> None:
         """Note that it holds the table as it is now."""
         self.table, self._stamp, self._rows_stamp = table, table.stamp, table.rows_stamp
-
-    @functools.cached_property
-    def argument(self) -> int:
-        """Address of the argument for a launch over all chunks."""
-        return int(self._argument.ctypes.data)
-
-    @functools.cached_property
-    def event(self) -> int:
-        """The driver's event that guards it."""
-        return int(self._event.handle)
 
     def lend(self, stream: int | None) -> TableBuffer:
         """Return itself, for launches on ``stream``; None: for launches that a graph captures."""

@@ -15,7 +15,7 @@ from pictures import needs_matplotlib
 from rich.console import Console
 from stand_ins import raising
 
-from pagedopt.commands import contest, tables
+from pagedopt.commands import contest
 from pagedopt.commands.contest import Contender
 from pagedopt.commands.train import GONE, NAMES
 from pagedopt.planning.sizes import SIZES, parameter_count
@@ -171,7 +171,7 @@ def test_progress_is_a_bar_with_an_eta_or_ten_lines(
     lines = [line for line in train_tiny.says(*options).splitlines() if line.startswith("step ")]
     assert len(lines) == 10
     assert lines[-1].startswith("step 20 of 20, loss ")
-    monkeypatch.setattr(tables, "console", lambda *_, **__: Console(width=80, force_terminal=True))
+    monkeypatch.setattr(contest, "console", lambda *_, **__: Console(width=80, force_terminal=True))
     said = train_tiny.says(*options)
     assert_has(said, "20/20", "ETA", "0:00:00")
     assert "step 20 of 20" not in said

@@ -81,7 +81,7 @@ def test_float64_state_into_float32_parameters(world: World) -> None:
     into_float32(world, torch.float64)
 
 
-# --- names, and what does not fit -----------------------------------------------------------------------------------
+# --- names, and what does not fit -------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)

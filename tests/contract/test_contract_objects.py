@@ -22,7 +22,7 @@ def unflagged(world: World, params: Any, **hyper: Any) -> Any:
     return world.make(params, **({} if world.ours or "fused" not in world.known else {"foreach": None}), **hyper)
 
 
-# --- copies ---------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 
 
 def copied(world: World, how: Callable[[Any], Any]) -> None:
@@ -102,7 +102,7 @@ def test_set_state(world: World) -> None:
     world.show("after", opt, params)
 
 
-# --- what it says of itself -----------------------------------------------------------------------------------------
+# --- what it says of itself -------------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)
@@ -181,7 +181,7 @@ def test_state_as_a_mapping(world: World) -> None:
     world.say("keys", [key if isinstance(key, str) else "a parameter" for key in opt.state_dict()["state"]])
 
 
-# --- gradients ------------------------------------------------------------------------------------------------------
+# --- gradients --------------------------------------------------------------------------------------------------------
 
 
 @scenario(CHAPTER)

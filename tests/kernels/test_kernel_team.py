@@ -51,7 +51,7 @@ class Seen:
     def __init__(self, chunks: int) -> None:
         self.numbers = np.zeros(chunks * CHUNK, np.int64)
         self.table = HostTable(1, [chunks * CHUNK], 2, 1, Geometry(CHUNK, 512))
-        self.table.set_addresses([[self.numbers.ctypes.data]])
+        self.table.rows["address"] = self.numbers.ctypes.data
         self.fail(-1)
 
     def fail(self, chunk: int) -> None:

@@ -105,7 +105,8 @@ def test_a_scaled_kernel_is_the_plain_one_on_products(table: str, threads: int, 
             dict(zip(("lr", "beta1", "beta2", "eps", "weight_decay", "step"), values, strict=True))
         )
         host.set_scalars([[*uniforms, factor.word] if way == "scaled" else uniforms])
-        host.set_addresses(np.array([[t.data_ptr() for t in each] for each in lists], np.uint64).T)
+        host.rows["address"] = np.array([[t.data_ptr() for t in each] for each in lists], np.uint64).T
+        host.rows_changed()
         launch(scaled if way == "scaled" else plain, host, 4096 if table != "TableAt" else 0)
         if way == "scaled" and found_inf:
             for ours, was in zip((t for each in lists for t in each), before, strict=True):

@@ -15,6 +15,7 @@ from optim_support import ADAMW, step_on_ones, train, trained
 
 from pagedopt import PagedAdamW
 from pagedopt.optim import load
+from pagedopt.placements.store import find
 from tests.world import parameters, steps
 
 SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -143,7 +144,8 @@ def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names:
         opt.set_device_budget("50%")
     assert len(opt.store.arenas) == 1
     for i, p in enumerate(params):
-        assert opt.store.find([opt.state[p]["exp_avg"], opt.state[p]["exp_avg_sq"]]) == (0, i), "its pages are whole"
+        state = [opt.state[p][name] for name in ("exp_avg", "exp_avg_sq")]
+        assert find(opt.store.arenas, state) == (0, i), "its pages are whole"
         assert all(torch.equal(opt.state[p][name], saved["state"][i][name]) for name in ("exp_avg", "exp_avg_sq"))
 
 

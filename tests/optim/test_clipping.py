@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from clipped import ends, equal, give, params_of
 from support import BF16, F16, F32, F64, threads
 
 from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
+from tests.optim.clipped import ends, equal, give, params_of
 from tests.specs import CASES
 from tests.world import INT8, RESIDENT, SIDES, SPILLED, Worlds, assert_same_bits, one_group
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from clipped import ends, equal, give, params_of
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import cpu
+from tests.optim.clipped import ends, equal, give, params_of
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.nan, -math.inf])

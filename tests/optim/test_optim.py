@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from optim_support import ADAMW, ready, same, step_on_ones, stepped
-from quick_steps import look
 
 import pagedopt
 from pagedopt import PagedAdamW
+from tests.optim.quick_steps import look
 
 __all__ = ["look"]
 pytestmark = pytest.mark.usefixtures("look")
@@ -66,7 +66,7 @@ def test_in_inference_mode(steps_too: bool) -> None:
 def test_a_step_that_fails_to_launch_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     p, opt = stepped()
     before = p.detach().clone()
-    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "whole", lambda *_: 1 / 0)
+    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "walks", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         opt.step()
     assert float(opt.state[p]["step"]) == 1

@@ -36,7 +36,6 @@ from overlapped_shots import (
 )
 from shots import EVERY, NEVER, failure_at, signal_at, two_at
 from stand_ins import raising, refusal
-from stray_signals import stray_signals
 from torch import nn
 
 from pagedopt.optim.launch import Work
@@ -45,6 +44,7 @@ from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Recorder
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
+from tests.optim.stray_signals import stray_signals
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),

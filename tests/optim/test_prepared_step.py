@@ -276,7 +276,7 @@ def test_a_compiled_loop_finds_what_python_finds() -> None:
 def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
     params, opt = trained(3, device_budget=0)
     asked: list[str] = []
-    for name in ("make_ready", "check_owner", "find", "create", "forget"):
+    for name in ("make_ready", "check_owner", "create", "forget"):
         plain = getattr(type(opt.store), name)
 
         def noted(self: Any, *args: Any, _name: str = name, _plain: Any = plain, **kwargs: Any) -> Any:

@@ -15,7 +15,6 @@ import torch
 from calls import calls
 from injector import interrupt_at
 from optim_support import same
-from quick_steps import Warm, compiled_alone, nothing_is_queued
 from support import threads
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import quick
 from pagedopt.system import look as build
+from tests.optim.quick_steps import Warm, compiled_alone, nothing_is_queued
 from tests.specs import CASES
 from tests.world import PYTHON, RESIDENT, World, Worlds, bits, give, numbers, one_group, parameters, record, steps
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from quick_steps import ROOTED, WARM, compiled, compiled_alone, look, nothing_is_queued, with_hook
 from support import default_dtype
 from torch.nn import Parameter
 
@@ -16,6 +15,7 @@ from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
 from pagedopt.system import look as build
 from tests.acts import COUNTS, absent, set_groups
+from tests.optim.quick_steps import ROOTED, WARM, compiled, compiled_alone, look, nothing_is_queued, with_hook
 from tests.specs import CASES, Case
 from tests.world import (
     PYTHON,
