@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.child import chosen_device
 from experiments.clock import Case, series
 from experiments.lab import (
     Page,
@@ -43,7 +44,6 @@ from experiments.pictures import Bars, Lines
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FUSED, GRAPH, OURS, Build, graph_of
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import chosen_device
 from experiments.works.graph import captured
 from experiments.works.models import Bound, Work, gpt2_shapes
 from experiments.works.trace import counted, counted_apart
