@@ -127,8 +127,8 @@ class Format:
         zeros = (torch.zeros(c.entries(self.block), dtype=c.dtype, device="cpu") for c in self.columns)
         if (loaded := self.decode(*zeros, numel=self.block)).any():
             raise ValueError(
-                f"format {self.name!r}: zeros in all columns stand for {float(loaded[0])!r}; state begins as such, and "
-                "they must stand for 0"
+                f"format {self.name!r}: zeros in all columns are decoded as {float(loaded[0])!r}; state begins as "
+                "zeros, and they must be decoded as 0"
             )
 
     @property
@@ -202,7 +202,7 @@ class ElementFormat(Format):
             except (LookupError, ValueError, AttributeError) as error:
                 raise ValueError(f"{what}: {name} is {text!r}; braces but {{}} are doubled ({error!r})") from None
             if text and filled == text:
-                raise ValueError(f"{what}: {name} is {text!r}; it needs {{}}, which stands for the element")
+                raise ValueError(f"{what}: {name} is {text!r}; it needs {{}} in place of the element")
             check_text(f"{what}: {name}", filled, {"x", "_np", "_numbers", "S"}, "eval")
         check_cuda(self.name, self.cuda_type, self.cuda_text, "double" if self.arithmetic is torch.float64 else "float")
 

@@ -212,5 +212,5 @@ def warn_of_many(optimizer: RuleOptimizer) -> None:
             "an optimizer per parameter",
             f"{MANY} optimizers have one parameter each. One optimizer over all parameters can update each within the "
             "backward, too, with less memory: optimizer.attach(model, overlap='backward'), step() "
-            "behind each backward, and no hooks of your own",
+            "after each backward, and no hooks of your own",
         )

@@ -192,7 +192,7 @@ class StepFactor:
             if in_backward():
                 raise RuntimeError(
                     f"max_grad_norm is {max_norm}, and step() was called within a backward pass, as by an optimizer "
-                    "for each parameter: the norm of all gradients is known behind it. Make one optimizer for all, and "
+                    "for each parameter: the norm of all gradients is known after it. Make one optimizer for all, and "
                     "call step() there; or set max_grad_norm to None"
                 )
             for each in self._devices:

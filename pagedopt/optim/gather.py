@@ -380,7 +380,7 @@ def _check_blocks(member: Member) -> None:
         if along is not None and not same_layout(like.shape, along.stride(), like.stride()):
             raise RuntimeError(
                 f"state {keys[0]!r} of {_named(member)} has strides {along.stride()}, other state in blocks "
-                f"{like.stride()}: blocks lie along the strides, which must be alike"
+                f"{like.stride()}: blocks follow the strides, which must be equal"
             )
 
 
@@ -472,7 +472,7 @@ def _warn_on_cpu(optimizer: RuleOptimizer, members: Sequence[Member]) -> None:
         for name, (value, default) in {**given, "transport": (transport, DEFAULT)}.items():
             if value != default:
                 said = value.__name__ if isinstance(value, type) else repr(value)
-                text = f"{name}={said} on cpu: there is no GPU behind these parameters, and it has no effect"
+                text = f"{name}={said} on cpu: these parameters are on no GPU, so it has no effect"
                 warn_once((name, "cpu", value), text)
 
 

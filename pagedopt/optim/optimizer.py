@@ -862,7 +862,7 @@ class PagedOptimizer(RuleOptimizer):
     def _tell_of_captures(self) -> None:
         """Warn, in an eager step, of changes that captured steps do not know."""
         if found := self._changes():
-            text = f"a captured step does not know that {'; '.join(found)}. {_ADVICE}"
+            text = f"since a captured step was recorded, {'; '.join(found)}. {_ADVICE}"
             warnings.warn(text, RuntimeWarning, stacklevel=outside())
 
     def _warn_if_capturable(self) -> None:
@@ -876,7 +876,7 @@ class PagedOptimizer(RuleOptimizer):
         """Raise RuntimeError if a captured step is alive, whose graph updates state where it lies now."""
         if self._captures and self._alive():
             raise RuntimeError(
-                f"{what} would move state that a captured step updates where it lies: delete the graph first"
+                f"{what} would move state that a captured step updates at its present address: delete the graph first"
             )
 
 

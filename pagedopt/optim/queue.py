@@ -27,7 +27,7 @@ def why_not(step: Step) -> str:
     """Return why a step cannot be queued, or ""."""
     works = step.work
     if not any(work.launch.route is not None for work in works):
-        return "no page of its state is away"
+        return "no page of its state is off the device"
     transports = [work.launch.sweep.transport for work in works if work.launch.sweep.device.type == "cuda"]
     if any(isinstance(each, DeviceStep) and each.reads_hyperparameters for each in transports):
         return "a hyperparameter is a tensor that the device reads"

@@ -323,8 +323,8 @@ def check_whole(optimizer: RuleOptimizer) -> None:
     """Raise RuntimeError if state is damaged."""
     if optimizer.damaged:
         raise RuntimeError(
-            f"the state of this {type(optimizer).__name__} is damaged: {optimizer.damaged}. Some of it belongs to a "
-            "step that the rest does not know; load_state_dict() of a checkpoint mends it (load the model's, too)"
+            f"the state of this {type(optimizer).__name__} is damaged: {optimizer.damaged}. Some of it is of a "
+            "different step than the rest; load_state_dict() of a checkpoint mends it (load the model's, too)"
         )
 
 

@@ -89,7 +89,7 @@ class Budget:
     def of(self, total: int) -> int:
         """Return how many of ``total`` bytes may stay; ValueError for ``"auto"``, which must be measured."""
         if self.auto:
-            raise ValueError(f"device_budget is {self.said!r}, which no total tells: it is measured")
+            raise ValueError(f"device_budget is {self.said!r}, which does not follow from a total: it is measured")
         if self.share is not None:
             return int(self.share * total)
         return total if self.nbytes is None else min(self.nbytes, total)

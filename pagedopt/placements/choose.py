@@ -193,7 +193,7 @@ def create(
     placement = placement or default_placement(device, budget)
     kinds = candidates(placement, device, budget)
     asked = ARENAS.get(device.type, {}).get(placement) if isinstance(placement, str) else placement
-    reason = "" if kinds[0] is asked else "there is no GPU behind these parameters"
+    reason = "" if kinds[0] is asked else "these parameters are on no GPU"
     for i, kind in enumerate(kinds):
         refusal = kind.refusal(device)
         try:

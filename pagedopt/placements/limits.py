@@ -88,5 +88,5 @@ def warn_of_no_page(arena: Arena, budget: Budget) -> None:
         warn_once(
             ("budget", budget.said, page),
             f"device_budget={budget.said!r} holds no page of {page:,} bytes on {arena.device}: all state in such "
-            "pages is away; a budget counts in whole pages",
+            "pages is off the device; a budget counts in whole pages",
         )

@@ -197,8 +197,8 @@ class Store:
         if loose := sum(t.nbytes for t in state if not self.is_home(t)):
             self._warned = True
             warnings.warn(
-                f"{owner}: {loose:,} bytes of optimizer state lie where they were put, outside of what device_budget="
-                f"{self.budget.said!r} covers; set_device_budget() brings them home",
+                f"{owner}: {loose:,} bytes of optimizer state are in tensors outside of the pages that device_budget="
+                f"{self.budget.said!r} covers; set_device_budget() moves them into pages",
                 RuntimeWarning,
                 stacklevel=outside(),
             )

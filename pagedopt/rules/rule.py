@@ -218,7 +218,7 @@ class Rule(Signature):
     def before_star(self, names: Sequence[str]) -> str:
         """Return the part of an error message that says why ``names`` are tensors and not hyperparameters."""
         said = ", ".join(map(repr, names))
-        return f"in rule {self.name!r} {said} stands before the '*' (or there is none), and so is a tensor"
+        return f"in rule {self.name!r} {said} is before the '*' (or there is none), so it is a tensor"
 
     def reference(self, *tensors: torch.Tensor, **scalars: float) -> tuple[torch.Tensor, ...]:
         """Compute the rule on whole tensors, in double: a new value, of their dtype, for each list in ``writes``."""

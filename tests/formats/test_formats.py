@@ -212,7 +212,7 @@ BAD_EXPRESSIONS = [
     ({"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
     ({"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
     ({"numba_load": "S({}) / / 8"}, "format 'eighths': numba_load is not an expression of Python: invalid syntax"),
-    ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {}, which stands for the element"),
+    ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {} in place of the element"),
     ({"numba_store": "{value}"}, "format 'eighths': numba_store is '{value}'; braces but {} are doubled"),
     ({"numba_store": "np.int8({})"}, "format 'eighths': numba_store uses the name np; there are S, _np, _numbers"),
     ({"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),

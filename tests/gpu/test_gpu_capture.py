@@ -148,7 +148,7 @@ def test_what_has_changed_is_named_and_followed() -> None:
     eager[1].step()
     assert_same((params, optimizer), eager)
     params[1].grad = params[1].grad.clone()  # type: ignore[union-attr]
-    with pytest.warns(RuntimeWarning, match="a captured step does not know that the gradient of parameter 1 has moved"):
+    with pytest.warns(RuntimeWarning, match="captured step was recorded, the gradient of parameter 1 has moved"):
         optimizer.step()
 
 

@@ -361,7 +361,7 @@ def test_a_step_count_without_memory_is_refused(taken: int, nbytes: int) -> None
 def test_the_warning_names_the_line_that_made_the_step() -> None:
     p, optimizer = stepped(1000, placement="file", device_budget=0)
     optimizer.state[p]["exp_avg"] = torch.zeros(1000)
-    with pytest.warns(RuntimeWarning, match="lie where they were put") as seen:
+    with pytest.warns(RuntimeWarning, match="are in tensors outside of the pages") as seen:
         optimizer.step()
     assert [warning.filename for warning in seen] == [__file__]
 

@@ -144,7 +144,7 @@ def test_falling_back_warns_in_the_log_too(caplog: pytest.LogCaptureFixture, mon
         stepped(placement="mapped", device_budget="50%")
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert "placement='mapped' on cpu: there is no GPU behind these parameters. State is kept in" in record.getMessage()
+    assert "placement='mapped' on cpu: these parameters are on no GPU. State is kept in" in record.getMessage()
 
 
 def test_steps_say_nothing_and_nobody_need_listen(

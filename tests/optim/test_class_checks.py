@@ -212,7 +212,7 @@ def test_a_hyperparameter_that_is_no_number_is_refused(value: Any) -> None:
 
 
 def test_a_hyperparameter_before_the_star_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Own has 'lr' among its defaults, and in rule 'starless' 'lr' stands before"):
+    with pytest.raises(TypeError, match=r"Own has 'lr' among its defaults, and in rule 'starless' 'lr' is before"):
         of(starless, LR)
 
 

@@ -180,7 +180,7 @@ def test_states_whose_blocks_lie_apart_are_refused_and_nothing_has_changed() -> 
     entry = opt.state[params[0]]
     entry["exp_avg_sq.root4"] = entry["exp_avg_sq.root4"].contiguous()
     want = [p.detach().clone() for p in params]
-    with pytest.raises(RuntimeError, match=r"state 'exp_avg_sq.root4' of parameter 0 .* blocks lie along the strides"):
+    with pytest.raises(RuntimeError, match=r"state 'exp_avg_sq.root4' of parameter 0 .* blocks follow the strides"):
         train(opt, params, 2, 3)
     assert same(want, [p.detach() for p in params])
 

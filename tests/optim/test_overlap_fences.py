@@ -111,9 +111,9 @@ def test_hooks_behind_steps_see_updated_parameters() -> None:
         if loop.number == 1:
             loop.opts[0].register_step_post_hook(lambda *_: loop.more.append(total(loop.models[0].parameters())))
 
-    with pytest.warns(RuntimeWarning, match=r"hooks that run behind step\(\)"):
+    with pytest.warns(RuntimeWarning, match=r"hooks that run after step\(\)"):
         ended = equal(Loop(before=watch), 4, hidden=False)
-    assert ended.plain == {"hooks that run behind step() may read parameters": 3}
+    assert ended.plain == {"hooks that run after step() may read parameters": 3}
 
 
 def misused(act: Callable[[Loop], Any]) -> None:
@@ -217,7 +217,7 @@ def test_what_attach_refuses() -> None:
 def test_all_resident_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
     """Nothing is hidden where nothing is away."""
     ended = equal(Loop(budget=None), 3, hidden=False)
-    assert list(ended.plain) == ["no page of its state is away"]
+    assert list(ended.plain) == ["no page of its state is off the device"]
     assert not [each for each in recwarn if "no page" in str(each.message)]
 
 

@@ -101,7 +101,7 @@ def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(m
     assert bool(optimizers[0].memory_report().by_place.get("file", 0)) == (budget is not None)
 
 
-@pytest.mark.filterwarnings("ignore:.*lie where they were put:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*are in tensors outside of the pages:RuntimeWarning")
 @pytest.mark.parametrize("case", BY_STATE.values(), ids=str)
 @pytest.mark.parametrize("budget", [None, 0])
 def test_shards_have_the_bits_of_plain_parameters_whatever_becomes_of_their_state(

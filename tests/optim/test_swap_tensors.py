@@ -57,7 +57,7 @@ def test_parameters_that_are_dtensors_are_converted(mesh: Any) -> None:
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*lie where they were put:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*are in tensors outside of the pages:RuntimeWarning")
 def test_an_attached_model_is_converted_and_its_state_swapped_once_it_is_waited_for() -> None:
     loop, plain = Loop(lambda width: [linears(width)]), Loop(lambda width: [linears(width)])
     for each in (loop, plain):

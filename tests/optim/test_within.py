@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
     pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract"),
-    pytest.mark.filterwarnings("ignore:.* bytes of optimizer state lie where they were put"),
+    pytest.mark.filterwarnings("ignore:.* bytes of optimizer state are in tensors outside of the pages"),
 ]
 #: Loops with gradients that are added up, clipped or scaled; and one whose gradients two optimizers take.
 REFUSED = ("accumulation", "clipping", "scaler", "two over the same")

@@ -201,7 +201,7 @@ def test_a_backward_that_fails_is_ended_by_step() -> None:
     model, opt = attached()
     with pytest.raises(torch.OutOfMemoryError):
         backward(model, True)
-    with pytest.raises(RuntimeError, match=r"Call step\(\) behind each backward, also behind one that has failed"):
+    with pytest.raises(RuntimeError, match=r"Call step\(\) after each backward, also after one that has failed"):
         backward(model, False)
     assert not opt.damaged
     opt.step()

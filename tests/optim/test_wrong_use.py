@@ -102,7 +102,7 @@ def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page() -> Non
     (said,) = texts(large.step)
     page = int(large.store.arenas[0].layout.page_bytes()[0])
     assert said.startswith(
-        f"device_budget=5000 holds no page of {page:,} bytes on cpu: all state in such pages is away"
+        f"device_budget=5000 holds no page of {page:,} bytes on cpu: all state in such pages is off the device"
     )
     assert texts(large.step) == []
     assert texts(PagedAdamW(parameters(1 << 20), device_budget=5000).step) == []
@@ -114,7 +114,7 @@ def test_a_share_that_holds_no_page_warns_once_too() -> None:
     (said,) = texts(large.step)
     page = int(large.store.arenas[0].layout.page_bytes()[0])
     assert said.startswith(
-        f"device_budget='1%' holds no page of {page:,} bytes on cpu: all state in such pages is away"
+        f"device_budget='1%' holds no page of {page:,} bytes on cpu: all state in such pages is off the device"
     )
     assert texts(PagedAdamW(parameters(1 << 20), device_budget="1%").step) == []
     for budget in ("50%", "0%", 0):
@@ -138,14 +138,14 @@ def test_the_report_before_the_first_step_says_the_budget(budget: Any, words: st
 @pytest.mark.parametrize(("option", "value"), [("host_access", "staged"), ("blocks", 8)])
 def test_options_of_a_gpu_warn_on_a_cpu(option: str, value: Any) -> None:
     asked = {"device_budget": 0, option: value}
-    said = f"{option}={value!r} on cpu: there is no GPU behind these parameters, and it has no effect"
+    said = f"{option}={value!r} on cpu: these parameters are on no GPU, so it has no effect"
     assert texts(make(**asked).step) == [said]
     assert texts(make(**asked).step) == []
     assert texts(make(device_budget=0).step) == []
 
 
 def test_a_transport_warns_on_a_cpu() -> None:
-    said = "transport='struct' on cpu: there is no GPU behind these parameters, and it has no effect"
+    said = "transport='struct' on cpu: these parameters are on no GPU, so it has no effect"
     assert texts(make(transport="struct").step) == [said]
     assert texts(make(transport="managed").step) == []
     assert texts(make(transport=MemcpyTransport).step)[0].startswith("transport=MemcpyTransport on cpu: ")

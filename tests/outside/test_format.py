@@ -285,7 +285,7 @@ class Offset(Int8Blocks):
 
 
 def test_what_cannot_be_is_refused_when_an_optimizer_is_made() -> None:
-    with pytest.raises(ValueError, match=r"zeros in all columns stand for 3\.0"):
+    with pytest.raises(ValueError, match=r"zeros in all columns are decoded as 3\.0"):
         PagedAdamW(parameters(), state_format={"exp_avg": Offset()})
     with pytest.raises(TypeError, match=r"give a name .* a pagedopt.formats.Format"):
         PagedAdamW(parameters(), state_format=Int8Blocks)  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ def test_all_and_auto() -> None:
         assert (budget.everything, budget.nothing, budget.of(7), budget.limit(7)) == (True, False, 7, None)
     auto = Budget("auto")
     assert (auto.auto, auto.everything, auto.nothing, auto.limit(7)) == (True, False, False, None)
-    with pytest.raises(ValueError, match="device_budget is 'auto', which no total tells"):
+    with pytest.raises(ValueError, match="device_budget is 'auto', which does not follow from a total"):
         auto.of(7)
 
 

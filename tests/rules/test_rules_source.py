@@ -182,7 +182,7 @@ def test_a_function_that_is_no_rule_is_to_be_decorated(out: Any) -> None:
 
 
 def test_a_hyperparameter_before_the_star_is_a_tensor() -> None:
-    with pytest.raises(TypeError, match=r"unknown \['lr'\]: in rule 'starless' 'lr' stands before the '\*'"):
+    with pytest.raises(TypeError, match=r"unknown \['lr'\]: in rule 'starless' 'lr' is before the '\*'"):
         multi_tensor_apply(starless, lists(), {"lr": 0.1})
 
 

@@ -171,7 +171,7 @@ class Cycle:
             there, addresses, _ = self._memory[name]
             if name in self.params and [*map(_address, there)] != addresses:
                 raise RuntimeError(
-                    f"{REPLACED} between a backward and the step() that ends its step; replace it behind step()"
+                    f"{REPLACED} between a backward and the step() that ends its step; replace it after step()"
                 )
         number, own = self.plan.place(span)
         self._launches[number](own)

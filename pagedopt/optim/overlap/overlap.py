@@ -33,7 +33,7 @@ from .record import Recorder, Slot, is_running
 #: Turns of parameters that no attached model holds, of those that no record has seen, and no turn.
 OUTSIDE, UNRECORDED, _NEVER = -2, -1, sys.maxsize
 #: Why a step was not queued, where nothing is to be said about it.
-_QUIET = ("no page of its state is away",)
+_QUIET = ("no page of its state is off the device",)
 
 
 @dataclass
@@ -425,7 +425,7 @@ class Overlap:
         """Take a prepared step: queue it if the forward before it was seen, else carry it out."""
         why = self._off or ("" if self._seen else _NONE_SEEN)
         if not why and (getattr(step.optimizer, "_optimizer_step_post_hooks", None) or _global_hooks("post")):
-            why = "hooks that run behind step() may read parameters"
+            why = "hooks that run after step() may read parameters"
         why, self._seen = why or why_not(step), False
         if not why:
             return step.run(self._queue)
@@ -454,7 +454,7 @@ class Overlap:
             queued.launch(step)
             self._last = queued.last
             if self.queued is not queued:
-                raise RuntimeError("behind a second Ctrl-C a signal handler has waited for a step that was not counted")
+                raise RuntimeError("after a second Ctrl-C a signal handler has waited for a step that was not counted")
         self._first_launches = queued.launches_before(unrecorded)
         if elsewhere:
             self._count("waited", queued.wait_for(queued.launches_before(elsewhere)))

@@ -21,14 +21,14 @@ from .side_stream import SideStream
 
 _STEP = "a step within a backward"
 _UNDER_THE_FORWARD = "attach(model) hides steps under the next forward instead"
-_REDUCES = f"which gathers or reduces behind the hooks of parameters; {_UNDER_THE_FORWARD}, where it can"
+_REDUCES = f"which gathers or reduces after the hooks of parameters; {_UNDER_THE_FORWARD}, where it can"
 #: Classes of modules whose gradients are not those that hooks see, and why.
 _REFUSED = dict.fromkeys(
     ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"), _REDUCES
 )
 #: Why there is no ``max_grad_norm``.
 UNCLIPPABLE = (
-    "the norm of all gradients is known behind the backward, and this optimizer takes its steps within; detach() it, "
+    "the norm of all gradients is known after the backward, and this optimizer takes its steps within; detach() it, "
     f"or leave max_grad_norm at None ({_UNDER_THE_FORWARD}, and clips)"
 )
 _SCALED = (
@@ -106,7 +106,7 @@ class Within:
                 if any(isinstance(hook, _Hook) and hook.within() is not None for hook in hooks):
                     raise ValueError(
                         f"a parameter of shape {tuple(p.shape)} has another optimizer with overlap='backward', which "
-                        "takes its gradient away: attach one of them"
+                        "removes its gradient: attach one of them"
                     )
                 self._handles.append(p.register_post_accumulate_grad_hook(self._hook))
 
@@ -140,7 +140,7 @@ class Within:
             p.grad = None  # what has come twice has no use
             raise RuntimeError(
                 f"{_named(optimizer, p)} has a second gradient before step(), and the first has updated it.  "
-                "Call step() behind each backward, also behind one that has failed: it takes the gradients that came.  "
+                "Call step() after each backward, also after one that has failed: it takes the gradients that came.  "
                 "To accumulate gradients, detach() and attach(model): overlap='backward' cannot.  A parameter that "
                 "several blocks share has one gradient for each if they are checkpointed with use_reentrant=True: take "
                 "False"

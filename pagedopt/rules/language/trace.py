@@ -309,7 +309,7 @@ class Trace:
         if not isinstance(first, Node):
             return first if bool(first) == (op == "or") else self.joined(op, condition, rest[0](), *rest[1:])
         if not condition:  # Python returns one of the operands, a kernel a truth value
-            raise Refusal(f"the value of {op!r}, which only stands in conditions; write 'a if test else b'")
+            raise Refusal(f"the value of {op!r}, which is allowed in conditions only; write 'a if test else b'")
         second = self._branch(first, op == "and", lambda: self.joined(op, True, rest[0](), *rest[1:]))
         return self.node(op, first, second)
 
