@@ -126,8 +126,8 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
         SystemExit: with status 2 and one line, if the options cannot be followed.
     """
     from experiments import kept, pictures
+    from experiments.child import chosen_device
     from experiments.lab import Page, Run
-    from experiments.works.fresh import chosen_device
 
     options = parse(experiment, part, arguments)
     if options.kept is not None:

@@ -419,9 +419,9 @@ def check_source(result: Mapping[str, Any], name: str) -> None:
 
 
 def beside(path: Path, experiment: Experiment) -> Iterator[str]:
-    """A paragraph about each other file of committed results: a note speaks of them, though its tables do not."""
+    """A link to each other file of committed results: a note may speak of them, though its tables do not."""
     if path.parent == KEPT:
         for other in sorted(path.parent.glob(f"{experiment.name}-*.json")):
             if other != path:
                 link = f"[{other.name}](../experiments/results/{other.name})"
-                yield f"\n\n{link}: {machine_line(read(other, experiment))}"
+                yield f"\n\nAlso stored: {link}."

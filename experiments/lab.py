@@ -131,7 +131,7 @@ def words(row: Row, column: Column) -> str:
 
 
 def in_units(column: Column, unit: float) -> Callable[[Row], float | None]:
-    """A column in units of so much; None where there is no number."""
+    """A column divided by a unit; None where there is no number."""
     return lambda row: None if (found := number_in(row, column)) is None else found / unit
 
 
@@ -188,7 +188,7 @@ def spread_ms(column: Column) -> Shown:
 
 
 def yes_or_no(column: Column) -> Shown:
-    """A column of truth."""
+    """A column of booleans."""
     return lambda row: "yes" if cell(row, column) else "no"
 
 
@@ -226,7 +226,7 @@ class Run:
         options: values of the options that the question added.
         part: which question of a file that answers several.
         left_out: what was not measured, and why.
-        known: rows that a question which goes on has measured before; it yields those that stay.
+        known: rows of an earlier run, for a question with ``GOES_ON``; it yields again those that stay.
         rounds, seconds, warmup: what :meth:`measure` takes if not told otherwise; a question may set them.
     """
 
@@ -260,7 +260,7 @@ class Run:
         warmup: int | None = None,
         device: torch.device | None = None,
     ) -> dict[str, Any]:
-        """The series ``host``, ``wall`` and ``gpu`` by name of case; a CPU's clock is for what is the host's alone."""
+        """The series ``host``, ``wall`` and ``gpu`` by name of case; ``device``: a CPU times the host alone."""
         warmup = self.warmup if warmup is None else warmup
         rounds, seconds = rounds or self.rounds, seconds or self.seconds
         return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
@@ -302,7 +302,8 @@ class Run:
     def attempt(self, name: str, errors: tuple[type[Exception], ...] = REFUSALS) -> Iterator[None]:
         """A contender that may fail: what it says is kept, its memory is given back, the others go on.
 
-        ``errors`` are what may go wrong: of code that is not ours, as a compiler's, anything.
+        Args:
+            errors: what does not end the question; for a compiler, or other code that is not ours, any exception.
         """
         try:
             yield
@@ -424,7 +425,7 @@ class Page:
             self.blocks.setdefault(section or self.section, []).append(text)
 
     def bar(self, title: str, rows: Rows, value: str | Callable[[Rows], Measured], limit: str) -> None:
-        """A number to reach ("≥ 93 %"): a column, of which the worst row decides, or a function of rows, if any."""
+        """A number to reach ("≥ 93 %"): of a column the worst row's, or a function's of all rows, if there are any."""
         if not (found := re.fullmatch(r"([≤≥]) ([\d.,]+(?:e-?\d+)?) ?(.*)", limit)):
             raise ValueError(f"bar {title!r}: the limit is {limit!r}; give one as '≤ 1.05 x' or '≥ 93 %'")
         sign, text, unit = found.groups()

@@ -54,12 +54,7 @@ RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
 CLOCKS = ("gpu", "wall")
-CASES = {
-    "pagedopt": OURS,
-    "torch fused": FUSED_STEP,
-    "torch foreach, compiled": COMPILED,
-    "a copy of its bytes": COPY,
-}
+CASES = {"pagedopt": OURS, "torch fused": FUSED_STEP, "torch foreach, compiled": COMPILED, "a copy of its bytes": COPY}
 
 
 def main() -> int:

@@ -86,8 +86,13 @@ def covered(asked: Sequence[str]) -> Iterator[Row]:
         except Exception as error:  # a compiler's may be anything
             row["ended"] = f"{type(error).__name__}: {str(error)[:300]}"
         breaks = Counter({why(text): count for text, count in counters["graph_break"].items()})
-        counts = {"graphs": int(counters["stats"]["unique_graphs"]), "deliberate": breaks.pop(DELIBERATE, 0)}
-        yield {**row, **counts, "breaks": sum(breaks.values()), "why": "; ".join(breaks)}
+        breaks.pop(DELIBERATE, 0)
+        yield {
+            **row,
+            "graphs": int(counters["stats"]["unique_graphs"]),
+            "breaks": sum(breaks.values()),
+            "why": "; ".join(breaks),
+        }
 
 
 def call(step: Callable[[], object]) -> None:

@@ -22,22 +22,12 @@ import numpy as np
 import torch
 
 import pagedopt
+from experiments.child import chosen_device
 from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works import contenders
-from experiments.works.contenders import (
-    ADAMW,
-    COMPILED,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    LIMIT,
-    LOOP,
-    SGD,
-    Build,
-    Family,
-)
+from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP, SGD, Build, Family
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import chosen_device, fresh
+from experiments.works.fresh import fresh
 from experiments.works.models import Bound, Work
 from experiments.works.trace import Incomplete, counted
 from pagedopt.rules import UPDATES, Rule

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from experiments.child import chosen_device
 from experiments.clock import Case
 from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
 from experiments.pictures import GRAY, RED, Lines
@@ -35,7 +36,7 @@ from experiments.works.contenders import (
     OURS_GRAPH,
     Contender,
 )
-from experiments.works.fresh import chosen_device, fresh
+from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Bound, Reference, Work, gpt2_shapes
 from experiments.works.trace import Incomplete, counted, counted_apart
 from experiments.works.weight import Scales, extra
@@ -281,9 +282,10 @@ def report(page: Page, rows: Rows) -> None:
     columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
         "device, MiB": mib("need"), "host, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
         "error": error(), "on the Pareto front": ended}  # fmt: skip
-    front = Rows(row for row in rows if row["front"] or row["front_exact"])
-    page.table("nobody is faster in less memory", front, {"work": "work", **columns})
-    page.picture("pareto-llama", rows.where(key="llama"), PANELS, TITLE)
+    layer = rows.where(key="llama")
+    front = Rows(row for row in layer if row["front"] or row["front_exact"])
+    page.table("{work}: nobody is faster in less memory", front, columns)
+    page.picture("pareto-llama", layer, PANELS, TITLE)
     page.bar("works in which ours is off the Pareto front of exact updates", rows.where(case=DEVICE), fronts, "≤ 0")
     page.bar("ours on the device, bytes beyond two moments", rows.where(case=DEVICE), "beyond", "≤ 1,048,576 B")
     page.bar("foreach's peak is one float32 number a parameter, GPT-2, off by", rows.where(case=FOREACH, key="gpt2"),

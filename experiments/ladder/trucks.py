@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as functional
 
+from experiments.child import chosen_device
 from experiments.clock import Case, series
 from experiments.lab import Page, Row, Rows, Run, mib, ms, number, on_one_clock
 from experiments.pictures import Lines
 from experiments.works import contenders
 from experiments.works.contenders import FOREACH, FUSED, OURS
-from experiments.works.fresh import chosen_device
 from experiments.works.models import HYPER, Step, Work
 from experiments.works.trace import counted, counted_apart
 from experiments.works.weight import Scales, extra

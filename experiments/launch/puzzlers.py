@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from experiments.child import chosen_device
 from experiments.clock import Case
 from experiments.lab import Column, Page, Row, Rows, Run, over, ratio
 from experiments.pictures import Bars
 from experiments.works import slices
-from experiments.works.fresh import chosen_device
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import counted, counted_apart
 

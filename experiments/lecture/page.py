@@ -12,18 +12,7 @@ from typing import Any
 
 from experiments.kept import KEPT, NOTES, check_source, fill, find, markdown, of_questions, read
 from experiments.lab import Rows
-from experiments.lecture.claims import (
-    CHANGED,
-    LATER,
-    NOT_HERE,
-    NOT_SEEN,
-    NOT_YET,
-    SLIP,
-    TRUE,
-    VERDICTS,
-    Claim,
-    claims,
-)
+from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_SEEN, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
 
 #: Lists the notes.
 INDEX = NOTES / "README.md"

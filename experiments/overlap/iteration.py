@@ -149,7 +149,7 @@ def timed(run: Run, training: Training) -> Row:
 def of_overlap(training: Training) -> Row:
     """Launches that were hidden and waited for, and steps that were not queued."""
     report = training.optimizer.overlap_report()
-    return {"pages_hidden": report.hidden, "pages_waited": report.waited, "plain": sum(report.plain.values())}
+    return {"plain": sum(report.plain.values())}
 
 
 def derive(rows: Rows) -> Rows:

@@ -1,4 +1,4 @@
-"""How fast does one card train all parameters of a model of seven thousand million, and in how much memory?
+"""How fast does one card train all parameters of a model of seven billion, and in how much memory?
 
 Every optimizer has a process of its own, the same bfloat16 model in Llama's shapes, the same batches of 2,048 tokens a
 sequence, and the same hyperparameters.  Each iteration (forward, with activations computed twice, backward and step) is
@@ -64,7 +64,7 @@ def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 def measure(run: Run) -> Iterator[Row]:
     """A row per batch and case.  Those that ended badly are tried again if they are asked for."""
     if run.device.type == "cpu" and not run.quick:
-        run.leave_out("all of it: seven thousand million parameters need a GPU; --quick has a toy")
+        run.leave_out("all of it: seven billion parameters need a GPU; --quick has a toy")
         return
     asked, shape = run.options, run.size(replace(SEVEN, layers=run.options.layers), TOY)
     card = text_of_bytes(asked.card) if asked.card else ""
@@ -173,7 +173,7 @@ def answers(rows: Rows) -> str:
             continue
         shown = [f"{row['taken']:.1f} GiB and {row['tokens_s']:,.0f} tokens/s" for row in (ours, resident)]
         lines.append(
-            f"- {ours['numel'] / 1e9:.2f} thousand million parameters, batch {ours['batch']}: {shown[0]} within the "
+            f"- {ours['numel'] / 1e9:.2f} billion parameters, batch {ours['batch']}: {shown[0]} within the "
             f"backward; {shown[1]} with torch's fused AdamW, whose state is on the GPU. That is "
             f"{ours['tokens_s'] / resident['tokens_s']:.0%} of the speed in {ours['taken'] / resident['taken']:.0%} of "
             "the memory."

@@ -75,7 +75,7 @@ def _ways(run: Run, name: str, work: Work, state: str, rate: tuple[float, str]) 
         away = away_bytes(report)
         about[way] = {
             "pages": sum(arena.layout.pages for arena in optimizer.store.arenas), "bytes": 2 * away,
-            "floor": series([2 * away / rate[0]], rate[1]), "made": made, "graph_bytes": report.graphs, "taken": taken,
+            "floor": series([2 * away / rate[0]], rate[1]), "made": made, "taken": taken,
         }  # fmt: skip
         cases.append(Case(way, optimizer.step))
     for way, timing in run.measure(cases).items():

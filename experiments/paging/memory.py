@@ -69,9 +69,7 @@ def _taken(problem: Problem, params: list[torch.nn.Parameter], options: dict[str
     """The least that was free while an optimizer was made and took steps, against what was free before."""
     device = problem.device
     problem.run.free()
-    torch.cuda.reset_peak_memory_stats(device)
     budget = int(share * problem.state_bytes)
-    cached = torch.cuda.memory_reserved(device)
     with watched(lambda: torch.cuda.mem_get_info(device)[0]) as near, watched(host_available) as host:
         optimizer = adamw(params, device_budget=budget, **options)
         for _ in range(STEPS):
@@ -82,7 +80,6 @@ def _taken(problem: Problem, params: list[torch.nn.Parameter], options: dict[str
         "budget": budget,
         "device_extra": near[0] - min(near),
         "host_extra": host[0] - min(host),
-        "torch_extra": torch.cuda.max_memory_reserved(device) - cached,
         "away": away_bytes(report),
         "looks": len(near),
         **placed(report),

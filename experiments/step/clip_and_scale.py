@@ -8,10 +8,10 @@ Everyone steps over parameters of its own.  A captured step is timed alone, and 
 queued behind each other; where gradients move, they are two sets that take turns and a replay follows ``refresh()``.
 torch's graph cannot follow them.
 
-What is clipped and scaled has gradients that stay as they are: the norm to clip to is beyond theirs and the scale is 1,
-so it moves its bytes and changes no number, and four updates of each are held to float64.  Clipping must read gradients
-twice, so its floor is a copy of 32 bytes a parameter.  ``scaler.step()`` and ``update()`` have kernels of their own,
-which look for infinite gradients; ``with a scale`` is the step alone, that is given a scale and ``found_inf``.
+Clipping and scaling change no number here, and yet read and write all bytes: the norm to clip to is larger than that of
+the gradients, and the scale is 1.  So four updates of each can be held to float64.  Clipping must read gradients twice,
+so its floor is a copy of 32 bytes a parameter.  ``scaler.step()`` and ``update()`` have kernels of their own,
+which look for infinite gradients; ``with a scale`` is the step alone, with ``grad_scale`` and ``found_inf`` set.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from experiments.child import chosen_device
 from experiments.clock import Case, series
 from experiments.lab import (
     Page,
@@ -43,7 +44,6 @@ from experiments.pictures import Bars, Lines
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FUSED, GRAPH, OURS, Build, graph_of
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import chosen_device
 from experiments.works.graph import captured
 from experiments.works.models import Bound, Work, gpt2_shapes
 from experiments.works.trace import counted, counted_apart
@@ -215,7 +215,7 @@ WAYS = (
 
 
 def asked(run: Run, slow: bool) -> Iterator[tuple[str, Work, str, list[Way]]]:
-    """Key, work and what is done, and the ways that are there and not too slow."""
+    """Key, work, what is done, and the ways to do it on this device; compiled ones if ``slow``."""
     on_cpu = run.device.type == "cpu"
     small = run.quick or on_cpu
     shapes, tiny = gpt2_shapes(500, 16, 32, 2) if small else gpt2_shapes(), 20 if small else 1000
@@ -262,10 +262,13 @@ def launches(device: str, quick: bool, slow: bool) -> Iterator[Row]:
 
 
 def derive(rows: Rows) -> Rows:
-    """Of captured steps: over torch's fused one and its graph, by the wall; queued, over the kernel's time and 15 µs.
-    Of the others: over a copy of the bytes, over torch's fused step in the same place, over ours that nobody scales."""
+    """Ratios of captured steps, and of clipped and scaled ones.
+
+    Captured: over torch's fused step and its graph, by the wall; queued, over 1.05 times the kernel's time and 15 µs.
+    Clipped and scaled: over a copy of the bytes, over torch's fused step that does the same, over our unscaled step.
+    """
     found = Rows()
-    for row in rows.where(key=None):
+    for row in rows.where(key=None):  # captured steps have no key
         ours, fused, graph = (rows.first(work=row["work"], case=case) or {} for case in (OURS, FUSED, GRAPH))
         kernel = ours.get("gpu") and {"clock": "wall", "median": 1.05 * ours["gpu"]["median"] + 15}
         ratios = {
@@ -312,7 +315,7 @@ def report(page: Page, rows: Rows) -> None:
 
 def report_captured(page: Page, rows: Rows) -> None:
     """A table of GPT-2, a picture of tiny tensors, and what is held to a limit."""
-    page.table("{work}", rows.where(work=rows[-1]["work"]), {"step": "case", "host µs": "host", "GPU µs": "gpu",
+    page.table("{work}", rows.where(work=IN_GRAPHS), {"step": "case", "host µs": "host", "GPU µs": "gpu",
         "wall µs (p10 to p90)": spread("wall"), f"wall µs of {QUEUED} queued, each": "queued",
         "torch fused ÷ it": formatted("of_fused", "{:.1f} x")})  # fmt: skip
     page.picture("steps", rows, [Lines(title="a step of tensors of 2 x 3", x="tensors", y="wall",

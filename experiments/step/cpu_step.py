@@ -110,9 +110,6 @@ def beside(rows: Rows) -> str:
     return "\n".join(said)
 
 
-QUARTILES = ("p25", "p75")
-
-
 def report(page: Page, rows: Rows) -> None:
     """Tables, what follows, and what is held to a limit."""
     page.grid(f"{OURS}: speed over torch fused, by threads", rows.where(case=OURS), "work", "threads", "ratio", "over")

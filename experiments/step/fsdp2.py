@@ -155,7 +155,7 @@ PROCESSES = GPUS = 2
 TURNS = "turns"
 #: Seconds until a process is killed.
 LIMIT = 120
-#: 1.01 thousand million parameters; 2,048 tokens in each process.
+#: 1.01 billion parameters; 2,048 tokens in each process.
 FULL = {"width": 2048, "layers": 20, "batch": 4, "tokens": 512}
 TOY = {"width": 16, "layers": 2, "batch": 2, "tokens": 8}
 #: Losses of the warm-up may differ by so much: bfloat16 makes a rounding of a weight one of its own.

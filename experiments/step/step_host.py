@@ -4,7 +4,7 @@ Answer: see notes/fused_step.md.
 
 Each optimizer steps in a loop of its own, in four blocks that take turns with the others'.  The GPU is waited for
 before each step, so that the time of the call is the host's alone.  Ratios are of the medians over all blocks.  Where
-there is no compiled look, or ``PAGEDOPT_LOOK=python`` forbids it, its column and ratio are left out.
+there is no compiled look, or ``PAGEDOPT_LOOK=python`` forbids it, its column is left out.
 """
 
 from __future__ import annotations
@@ -73,10 +73,7 @@ def measure(run: Run) -> Iterator[Row]:
                     times[name] += [one() for _ in range(WARM + steps // BLOCKS)][WARM:]
             found = {name: series(each, "host") for name, each in times.items()}
             about = {"tensors": count, **work._asdict(), "device": run.device.type, "clock": "host"}
-            yield {
-                **about, **found, "ratio": over(found["fused"], found.get("ours")),
-                "python_ratio": over(found["fused"], found["python"]),
-            }  # fmt: skip
+            yield {**about, **found, "ratio": over(found["fused"], found.get("ours"))}
 
 
 fused = functools.partial(torch.optim.AdamW, fused=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -34,7 +33,7 @@ SAID = (
 
 def registers(text: str, name: str, arch: str, *options: str) -> Row:
     """Of a kernel in a text: its registers, the bytes of stack that a thread has and of what it spills there (stores,
-    loads), and the time that compiling the text took.
+    loads).
 
     Raises:
         RuntimeError: NVRTC refuses the text, or does not say what it made.
@@ -44,9 +43,7 @@ def registers(text: str, name: str, arch: str, *options: str) -> Row:
     fresh = ["--no-cache"] if nvrtc.nvrtcVersion()[1:] >= CACHES else []
     given = [o.encode() for o in (f"--gpu-architecture={arch}", "--ptxas-options=--verbose", *fresh, *options)]
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], [])
-    begin = time.perf_counter()
     (code,) = nvrtc.nvrtcCompileProgram(program, len(given), given)
-    seconds = time.perf_counter() - begin
     log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     said = re.search(SAID.format(name), log.decode(errors="replace"), re.DOTALL)
@@ -54,7 +51,7 @@ def registers(text: str, name: str, arch: str, *options: str) -> Row:
         raise RuntimeError(f"{code.name}, and of {name!r} it says: {log.decode(errors='replace')[-300:]}")
     nvrtc.nvrtcDestroyProgram(program)
     names = ("stack", "spill_stores", "spill_loads", "registers")
-    return {**dict(zip(names, map(int, said.groups()), strict=True)), "compile_ms": series([1e3 * seconds], "wall")}
+    return dict(zip(names, map(int, said.groups()), strict=True))
 
 
 # --- the question

@@ -68,10 +68,7 @@ def triton(x: torch.Tensor, out: torch.Tensor) -> Call:
 
 
 #: Of others, for the square of a square.
-OTHERS = {
-    JITERATOR: jiterator,
-    "Triton": triton,
-}
+OTHERS = {JITERATOR: jiterator, "Triton": triton}
 
 
 def squares(device: torch.device, quick: bool, twice: bool) -> tuple[int, Ways]:

@@ -14,12 +14,22 @@ from experiments.clock import Case
 from experiments.lab import Row, Run, by_clock_of, over
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
-from experiments.works.models import HYPER, Bound, Reference, Work
+from experiments.works.models import (
+    COPY,
+    FOREACH,
+    FUSED,
+    GRAPH,
+    HYPER,
+    LOOP,
+    OURS,
+    Bound,
+    Build,
+    Reference,
+    Work,
+)
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.formats import FORMATS
 
-OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
-FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
 OURS_GRAPH = f"{OURS} in a CUDA graph"
 COMPILED, COMPILED_LOOP = "torch.compile of foreach", "torch.compile of loop"
 TRITON = "Triton over our table"
@@ -27,7 +37,6 @@ TRITON = "Triton over our table"
 QUANTIZED_FROM = 4096
 #: Bytes of two moments in 8 and in 4 bits, with scales that belong to 256 and to 128 numbers.
 BITS_8, BITS_4 = 2 * (1 + 4 / 256), 2 * (1 / 2 + 4 / 128)
-Build = Callable[[list[torch.nn.Parameter]], Bound]
 
 
 @dataclass(frozen=True)

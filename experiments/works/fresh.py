@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import compileall
 import functools
-import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.child import ROOT, Child, refuse
+from experiments.child import ROOT, Child
 from experiments.clock import series
 from experiments.lab import Run
 
@@ -110,21 +107,3 @@ def rows_of(
     yield from found.rows
     if found.ended:
         run.leave_out(f"what comes after {len(found.rows)} rows of {function.__name__}: {found.ended}")
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device, with its index, made current.
-
-    Raises:
-        SystemExit: the device is not here.
-    """
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-    if not found:
-        refuse(f"--device is {name!r}; use cuda, cuda:N or cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    index, there = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= there:
-        refuse(f"--device is {name!r}; torch sees {there} CUDA devices here, numbered from 0; or use --device cpu")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)

@@ -26,7 +26,7 @@ class Shape:
     tokens: int = 2048
 
 
-#: 6.74 thousand million parameters, and a hundred thousand.
+#: 6.74 billion parameters, and a hundred thousand.
 SEVEN, TOY = Shape(), Shape(width=64, layers=2, heads=2, inner=192, vocabulary=256, tokens=16)
 
 

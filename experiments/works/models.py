@@ -9,6 +9,9 @@ from typing import Any
 import torch
 
 Shapes = Sequence[tuple[int, ...]]
+#: Names of who steps, and of what steps are held to.
+OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
+FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
 #: Different from the defaults, and the same for everyone.
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
@@ -83,6 +86,9 @@ class Bound:
         """Whose method the step is; None of a graph, or of what is compiled."""
         found = getattr(self.step, "__self__", None)
         return found if isinstance(found, torch.optim.Optimizer) else None
+
+
+Build = Callable[[list[torch.nn.Parameter]], Bound]
 
 
 class Reference:

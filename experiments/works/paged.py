@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from experiments.lab import Run
-from experiments.works.contenders import Build
-from experiments.works.models import HYPER, Reference, Work
+from experiments.works.models import HYPER, Build, Reference, Work
 from pagedopt import MemoryReport, PagedAdamW
 from pagedopt.system import driver
 from pagedopt.system.driver import Location

@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 
-from experiments.child import ROOT
+from experiments.child import ROOT, chosen_device
 from experiments.clock import Case
 from experiments.lab import Row, Run
 from experiments.works import weight
-from experiments.works.contenders import COPY
 from experiments.works.dispatch import Dispatched
-from experiments.works.fresh import chosen_device
+from experiments.works.models import COPY
 
 Call = Callable[[], Any]
 #: Names of ways.

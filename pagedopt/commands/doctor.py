@@ -1,4 +1,4 @@
-"""``python -m pagedopt doctor``: find out what this machine can do by trying it."""
+"""Find out what this machine can do by trying it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m pagedopt train``: train a small GPT with torch's optimizer, with ours, and with ours on a budget."""
+"""Train a small GPT with torch's optimizer, with ours, and with ours on a budget."""
 
 from __future__ import annotations
 

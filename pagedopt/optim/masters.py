@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from operator import attrgetter
 
@@ -61,9 +61,15 @@ def load_master(optimizer: RuleOptimizer, values: Mapping[str, torch.Tensor], na
         if not is_whole(each):
             raise ValueError(f"the master of {name} has no values: it is a meta tensor, or its file was cut off")
     _make_state(optimizer, [p for p, _ in given.values()])
-    with Uninterrupted(gives_way=True), whole(optimizer, "load_master()", lambda: True):
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+
+    with Uninterrupted(gives_way=True), whole(optimizer, "load_master()", lambda: begun):
         for p, each in given.values():
-            _set(optimizer, p, local(each).detach())
+            _set(optimizer, p, local(each).detach(), begin)
     optimizer.versions = None
 
 
@@ -74,6 +80,9 @@ def reset_master(optimizer: RuleOptimizer, p: torch.Tensor) -> None:
     if (lost := _lost(optimizer, p)) is not None:
         lost.zero_()
         optimizer.store.drop()
+    if (before := optimizer.versions) is not None and (now := _versions_of(optimizer)) is not None:
+        params = [q for _, _, q in occurrences(optimizer)]
+        optimizer.versions = [b if q is p else a for q, a, b in zip(params, before, now, strict=False)]
 
 
 def _make_state(optimizer: RuleOptimizer, params: Iterable[torch.Tensor]) -> None:
@@ -134,13 +143,18 @@ def _master(optimizer: RuleOptimizer, p: torch.Tensor, device: torch.device) -> 
     return p.detach().to(device, p.dtype if p.dtype.itemsize >= 4 else torch.float32, copy=True)
 
 
-def _set(optimizer: RuleOptimizer, p: torch.Tensor, values: torch.Tensor) -> None:
-    """Write numbers into a parameter and what it loses, through the host: a device needs no room for them."""
+def _set(optimizer: RuleOptimizer, p: torch.Tensor, values: torch.Tensor, begin: Callable[[], object]) -> None:
+    """Write numbers into a parameter and what it loses, through the host: a device needs no room for them.
+
+    ``begin`` is called before the first write.
+    """
     form, lost, own = optimizer.form_of(p), _lost(optimizer, p), local(p)
     if form is None or lost is None:
+        begin()
         own.copy_(values)
         return
     high, low = form.encode(values.to(HOST, torch.float32).reshape(-1))
+    begin()
     own.copy_(high.view(own.shape))
     local(lost).copy_(low.view(own.shape))
     optimizer.store.drop()

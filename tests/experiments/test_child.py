@@ -30,11 +30,7 @@ def test_rows_come_back_from_another_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
-    [
-        (toy_child.crash, f"ended with {-signal.SIGABRT}: "),
-        (toy_child.fail, "ended with 1: "),
-    ],
+    ("function", "words"), [(toy_child.crash, f"ended with {-signal.SIGABRT}: "), (toy_child.fail, "ended with 1: ")]
 )
 def test_rows_of_a_child_that_dies_are_kept(function: Any, words: str) -> None:
     process = start(function)

@@ -121,7 +121,7 @@ def test_what_ends_is_said(error: Exception, words: str, monkeypatch: pytest.Mon
 
 
 def test_managed_memory_needs_room_besides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bytes a parameter: 12.6 GiB of seven thousand million."""
+    """Two bytes a parameter: 12.6 GiB of seven billion."""
     start = finetunes.with_room(lambda model: len)
     small, large = (llama.described(shape) for shape in (llama.TOY, llama.SEVEN))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: pytest.fail("asked"))
@@ -192,7 +192,7 @@ def test_the_answer_is_a_line_of_each_batch() -> None:
     ]  # fmt: skip
     derived = seven_billion.derive(Rows([*rows, {**rows[0], "batch": 1}, {**rows[1], "card": "24.0 GiB"}]))
     assert seven_billion.answers(derived) == (
-        "- 7.00 thousand million parameters, batch 4: 20.0 GiB and 6,554 tokens/s within the backward; 50.0 GiB and "
+        "- 7.00 billion parameters, batch 4: 20.0 GiB and 6,554 tokens/s within the backward; 50.0 GiB and "
         "8,192 tokens/s with torch's fused AdamW, whose state is on the GPU. That is 80% of the speed in 40% of the "
         "memory. The fastest of the others in 24 GiB is torchtune's recipe: 24.0 GiB and 4,096 tokens/s."
     )

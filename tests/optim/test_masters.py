@@ -13,6 +13,7 @@ from sixteen_training import KINDS, alike, bits, loaded, master, parameters, tra
 from support import BF16, F32
 
 from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.formats import sixteen
 from pagedopt.system import warn
 
 
@@ -187,6 +188,25 @@ def test_masters_for_which_there_is_no_room_change_nothing(monkeypatch: pytest.M
     assert not sum(opt.memory_report().by_place.values())
 
 
+def test_masters_that_cannot_be_converted_damage_only_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    opt, params = trained(param_format="bfloat16+16")
+    before, named = bits(opt, params), {str(i): p for i, p in enumerate(params)}
+    encode, room = sixteen.Split.encode, [0]
+
+    def crowded(form: Any, values: torch.Tensor) -> Any:
+        room[0] -= 1
+        if room[0] < 0:
+            raise MemoryError("no room")
+        return encode(form, values)
+
+    monkeypatch.setattr(sixteen.Split, "encode", crowded)
+    for room[0], damaged in ((0, False), (1, True)):
+        with pytest.raises(MemoryError, match="no room"):
+            opt.load_master({name: torch.ones(p.shape) for name, p in named.items()}, named)
+        assert bool(opt.damaged) is damaged
+        assert damaged or alike(bits(opt, params), before)
+
+
 def test_masters_of_a_model_that_was_cast_lose_nothing() -> None:
     """Its state is there, and nothing kept beside it yet; that of other parameters is not made."""
     params, rest = parameters(F32)[:2], torch.nn.Parameter(torch.ones(3, dtype=BF16))
@@ -231,6 +251,18 @@ def test_a_parameter_that_others_write_is_said_once(monkeypatch: pytest.MonkeyPa
     assert written(2, 0.0) == []
     (said,) = written(1, 0.5)
     assert said.startswith("parameter 1 was written since the last step, and what it had lost")
+    monkeypatch.setattr(warn, "_said", set())
+    opt.told_of_writes = False
+    train(opt, params, range(2))
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error")
+        params[1].fill_(2.0)
+        opt.reset_master(params[1])
+        train(opt, params, range(2))
+        params[0].fill_(2.0)
+        params[1].fill_(3.0)
+        opt.reset_master(params[1])
+    assert written(1, 0.5)[0].startswith("parameter 0 was written")
     with torch.no_grad():
         params[0].zero_()  # as a mask for pruning does
     assert (opt.master(params[0]).abs() < 1e-40).all()

@@ -240,16 +240,19 @@ def test_parameters_on_both_sides(monkeypatch: pytest.MonkeyPatch, order: Order,
     play(monkeypatch, act, order)
 
 
+@pytest.mark.parametrize(("clipped", "scaled"), [(True, False), (False, True), (True, True)])
 @some_orders
-def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
+def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Order, clipped: bool, scaled: bool) -> None:
     """All that it needs was made with the optimizer; a change of the norm before is known to the graph."""
 
     def act(run: Run) -> Ends:
         params = run.params(SIZES)
         own = {"capturable": True, "preallocate": True} if run.card is not None else {}
-        optimizer = run.adamw(params, max_grad_norm=1.0, **own)
-        optimizer.max_grad_norm = 0.5
+        optimizer = run.adamw(params, max_grad_norm=1.0 if clipped else None, fused=scaled or None, **own)
+        optimizer.max_grad_norm = 0.5 if clipped else None
         run.gradients(params)
+        if scaled:
+            give_scaling(run, optimizer, 0)
         if run.card is None:
             optimizer.step()
         else:
@@ -257,7 +260,7 @@ def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Orde
             with torch.cuda.graph(graph):
                 optimizer.step()
             graph.replay()
-        return [*ends_of(params, optimizer), optimizer.grad_norm.cpu()]
+        return [*ends_of(params, optimizer), *([optimizer.grad_norm.cpu()] if clipped else [])]
 
     play(monkeypatch, act, order)
 
