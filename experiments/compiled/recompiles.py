@@ -161,7 +161,7 @@ def report(page: Page, rows: Rows) -> None:
     """A table, what follows, and what is held to a limit."""
     page.table("{steps} steps of AdamW over two tensors on {device}, with a change before each but the first",
         rows.where(is_ours=False), {"step": "way", "what changes": "change", "made again": "again",
-        "steps run eagerly": "eager", "warnings": "warned",
+        "steps run eagerly": "eager",
         "why": lambda row: last_line()(row) or row["reason"] or ""})  # fmt: skip
     page.say(of_ours(rows))
     page.bar("ours: kernels made after the first step, whatever changes", rows.where(is_ours=True), "again", "≤ 0")

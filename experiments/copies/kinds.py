@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -261,11 +261,6 @@ def summed(group: Rows) -> Row:
     return {**about, "failed": failed, "others": len(other), "right": right, "worse": worse, "refused": refused}
 
 
-def hexadecimal(column: str) -> Callable[[Row], str]:
-    """An address."""
-    return lambda row: "-" if row.get(column) is None else f"{row[column]:#x}"
-
-
 PANELS = [
     Matrix(title=direction, down="source", across="target", text="shown", hatch=lambda row: not row["fits"],
            good=(RIGHT,), bad=(WRONG, CRASH),
@@ -280,14 +275,13 @@ def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     if page.section == "addresses":
         page.table("addresses on {device}", rows.where(what="kind"),
-            {"memory": "kind", "for the CPU": hexadecimal("cpu"), "for the GPU": hexadecimal("gpu"),
-            "the same": lambda row: "-" if row.get("same") is None else ("no", "yes")[row["same"]],
+            {"memory": "kind", "the same": lambda row: "-" if row.get("same") is None else ("no", "yes")[row["same"]],
             "the CPU reads there": CPU, "the GPU reads there": GPU})  # fmt: skip
         page.bar("kinds of memory in which the two numbers differ", rows.where(what="sum"),
             lambda rows: float(rows[0]["both"] - rows[0]["same"]), "≤ 0")  # fmt: skip
         return
     page.table("{calls}: pairs of six kinds of memory, by direction", rows.where(first=True),
-        {"direction": "direction", "pairs that it fits": "fitting", "of these not right": "failed",
+        {"direction": "direction", "pairs that it fits": "fitting",
         "other pairs": "others", "right all the same": "right", "refused": "refused",
         "wrong data or a crash": "worse"}, by=("calls", ))  # fmt: skip
     page.picture("directions", rows.where(what="pair"), PANELS, TITLE)

@@ -130,6 +130,6 @@ def of_way(rows: Rows) -> Row:
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
     page.table("copies on {device}", rows.where(what="way"),
-        {"by": "way", "bytes": "sizes", "every byte arrived": yes_or_no("right"),
-        "bytes beside it untouched": yes_or_no("guards"), "error": "said"})  # fmt: skip
+        {"by": "way", "bytes": "sizes", "error": "said",
+        "every byte arrived, none beside changed": yes_or_no(lambda row: row["right"] and row["guards"])})  # fmt: skip
     page.bar("copies of any size that are spoiled", rows.where(what="sum"), "spoiled", "≤ 0")

@@ -304,8 +304,8 @@ PANELS = [
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
     page.table("{tensors} tensors of 64² on {device}, wall times", rows, {"way": "case", "built ahead, s": "build",
-        "cold, s": "cold", "warm, s": "warm", "cold, the whole process, s": "process",
-        "without a compiler": lambda row: row["refusal"][:60] or "yes", "tag": "tag"})  # fmt: skip
+        "cold, s": "cold", "warm, s": "warm",
+        "without a compiler": lambda row: row["refusal"][:60] or "yes"})  # fmt: skip
     page.say(convenient(rows))
     page.picture("start", rows, PANELS, "Only code built ahead starts at once: AdamW, {tensors} tensors, {device}")
     page.bar("first step of ours, cold", rows.where(case=OURS), "cold", "≤ 0.5 s")

@@ -211,6 +211,8 @@ class Peaks(Lines):
         return f"{self.unit} (log, and 0)"
 
 
+#: Sizes of a group that the table has; the picture has all.
+SHOWN = (1, 8, 64, 512)
 GRID: dict[str, Any] = {"down": "way", "across": "size", "corner": "b, tensors in a group"}
 DRAWN: dict[str, Any] = {"x": "size", "each": "way", "label": "b, tensors in a group", "colors": contenders.color}
 PANELS = [
@@ -228,7 +230,8 @@ PANELS = [
 
 def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
-    page.grid("{work} on {device} ({key}): MiB at the peak", rows.where(key="bytes cost"), cell=mib("extra"), **GRID)
+    some = Rows(row for row in rows.where(key="bytes cost") if row["size"] in SHOWN)
+    page.grid("{work} on {device} ({key}): MiB at the peak", some, cell=mib("extra"), **GRID)
     page.say(bridge(rows))
     page.picture("trucks", rows, PANELS, "AdamW: larger groups are faster, and cost foreach memory", by=("key",))
     page.bar("trips are 512 / b, off by", rows, "off", "≤ 0")

@@ -59,7 +59,7 @@ def report(page: Page, rows: Rows) -> None:
     """Tables and what is held to a limit."""
     page.table("{seeds} seeds, {device}", rows.where(of="way"),
         {"way": "case", "largest difference from split_stack": error("difference"),
-        "seeds without any": "alike", "largest error against float64": error(), "rms": error("rms"),
+        "seeds without any": "alike", "largest error against float64": error(),
         "error ÷ split_stack's": "of_eager"})  # fmt: skip
     page.bar("combined against split_stack, largest difference", rows.where(case=COMBINED), "difference", "≤ 0")
     for name in COMPILED.values():

@@ -36,9 +36,9 @@ HEAD = """\
 Made by `python -m experiments lecture` of `experiments/claims.toml` and `experiments/results/`; do not edit.
 [lecture.md](lecture.md) says the same in prose, with fewer numbers.
 
-Sources: 000 and 001 are notes on GPU MODE lecture 6, "Optimizing Optimizers", in English and in Chinese. 002 is the
-talk "CUDA performance, PyTorch flexibility". 003 is the puzzlers' post on fusion, and "its trace" the one
-published with it. Words in quotation marks are the source's, with its hedges.
+Sources: notes on GPU MODE lecture 6, "Optimizing Optimizers", in English (000) and in Chinese (001); the talk "CUDA
+performance, PyTorch flexibility"; the puzzlers' post on fusion, and "its trace" published with it. Words in quotation
+marks are the source's, with its hedges; `claims.toml` says which notes have a claim.
 
 *True*: it is so today; a claim that something may or can happen is true if it happened once, and where only its number
 differs. *Changed since*: it is no longer so. *Was a slip*: it was not so then either. *Not seen here*: what may happen
@@ -64,9 +64,8 @@ class Line:
         later = f"`{claim.later}`" if claim.later else "-"
         found = find(claim.experiment) if claim.shown else None
         shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
-        sources = ", ".join(claim.sources) if claim.id.startswith("A") else ""  # other parts have one
         said = f"{claim.claim} ({claim.number})" if claim.number else claim.claim
-        return [claim.id, sources, said, self.ours or "-", verdict, shown]
+        return [claim.id, said, self.ours or "-", verdict, shown]
 
     def quoted(self) -> str:
         """An item of a list: the claim, the numbers and the verdict."""
@@ -145,7 +144,7 @@ def page(known: Sequence[Claim] | None = None, results: Results | None = None) -
     results = results or Results()
     lines = [line(claim, results) for claim in known or claims()]
     blocks = [HEAD, f"{summary(lines)}\n"]
-    headings = ("id", "source", "claim (its number)", "ours", "verdict", "shown by")
+    headings = ("id", "claim (its number)", "ours", "verdict", "shown by")
     for letter, title in PARTS.items():
         cells = [found.cells() for found in lines if found.claim.id.startswith(letter)]
         blocks.append(f"## {title}\n\n{markdown(headings, cells).replace('---:', '---')}\n")

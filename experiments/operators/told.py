@@ -130,7 +130,6 @@ def derive(rows: Rows) -> Rows:
             **row,
             "wrong": sum(row[use] == WRONG for use in USES),
             "missing": sum(row[use] in (WRONG, REFUSED) for use in USES),
-            "first_word": next(iter(row["said"].values()), ""),
         }
         for row in rows
     )
@@ -138,8 +137,7 @@ def derive(rows: Rows) -> Rows:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table("mymuladd between cos and relu on {device}", rows,
-        {"declared": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES},
-        "first error, or warning of autograd": lambda row: row["first_word"][:160]})  # fmt: skip
+    columns = {"declared": "told", "graphs (2: a break)": "graphs", **{use: use for use in USES}}
+    page.table("mymuladd between cos and relu on {device}", rows, columns)
     page.bar("all by custom_op: uses that are wrong or refused", rows.where(told=NOW), "missing", "≤ 0")
     page.bar("graphs of a bare function between two operators", rows.where(told=NOTHING), "graphs", "≥ 2")

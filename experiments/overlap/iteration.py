@@ -181,7 +181,8 @@ TITLE = "{model} parameters, {load}; ms an iteration ({clock}), a sequence has 1
 
 def report(page: Page, rows: Rows) -> None:
     """A table for a model and load, a picture, and what is held to a limit."""
-    first = {"iteration": rows.where(model="1.56 B"), "loads": rows.where(load=str(LARGE)), "offloaders": rows}
+    main = Rows(row for row in rows.where(model="1.56 B") if row["way"] not in (CALLS, NEARLY))
+    first = {"iteration": main, "loads": rows.where(load=str(LARGE)), "offloaders": rows}
     page.table(TITLE, first[page.section], COLUMNS, by=("model", "load"))
     if page.section == "loads":
         large, micro = rows.where(load=str(LARGE), way=HIDDEN), rows.where(load=str(MICRO), state="int8", way=HIDDEN)

@@ -191,7 +191,7 @@ def answers(rows: Rows) -> str:
 COLUMNS: dict[str, Column] = {
     "optimizer": "name", "tokens/s": formatted("tokens_s", "{:,.0f}"), "GiB on the card": formatted("taken", "{:.1f}"),
     "of it torch's": formatted("allocated", "{:.1f}"), "ms an iteration": ms("time"),
-    "p10 to p90": spread_ms("time"), "÷ torch fused": ratio("of_resident"), "host: hooks, ms": ms("hooks"),
+    "÷ torch fused": ratio("of_resident"), "host: hooks, ms": ms("hooks"),
     "host: step(), ms": ms("step"), "loss": formatted("loss", "{:.3f}"), "why not": last_line(),
 }  # fmt: skip
 WITHIN: dict[str, Any] = {"case": BACKWARD, "card": "", "numel": 6_738_415_616}

@@ -123,7 +123,7 @@ def derive(rows: Rows) -> Rows:
 
 COLUMNS: dict[str, Column] = {
     "state": lambda row: f"{row['work']}, {row['state']}", "way": "way", "pages": lambda row: f"{row['pages']:,}",
-    "ms": ms("time"), "floor": ms("floor"), "÷ floor": ratio("of_floor"), "÷ calls": ratio("of_calls"),
+    "ms": ms("time"), "÷ floor": ratio("of_floor"), "÷ calls": ratio("of_calls"),
     "host, ms": ms("host"),
 }  # fmt: skip
 

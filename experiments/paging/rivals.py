@@ -22,7 +22,7 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio, spread_ms
+from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio
 from experiments.pictures import ORANGE, Bars
 from experiments.works import contenders
 from experiments.works.models import HYPER, Bound
@@ -163,8 +163,6 @@ COLUMNS: dict[str, Column] = {
     "contender": "name",
     "what": "what",
     "wall ms": ms("wall"),
-    "p10 to p90": spread_ms("wall"),
-    "GPU ms": ms("gpu"),
     "÷ ours": ratio("over"),
     "error": error(),
 }

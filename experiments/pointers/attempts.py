@@ -334,5 +334,7 @@ def ended(row: Row) -> str:
 
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
-    page.table("attempts", rows, {"attempt": "title", "outcome": ended, "message": short})
+    alike = ("source_norm_423", "source_norm_1000")  # as with 424 tensors
+    shown = Rows(row for row in rows if row["name"] not in alike)
+    page.table("attempts", shown, {"attempt": "title", "outcome": ended, "message": short})
     page.bar("attempts that came out otherwise than expected", rows, unexpected, "≤ 0")

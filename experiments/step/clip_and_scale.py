@@ -297,7 +297,7 @@ def report(page: Page, rows: Rows) -> None:
         return
     first, gpu = rows.where(key="gpt2"), rows.where(device="cuda")
     page.table("clip and scale: {work}, {device}", first, {"what": "what", "who": "case", "launches": "launches",
-        "kernels": "kernels", "operators": "operators", "GPU µs": "gpu", "of the copy": percent("share"),
+        "operators": "operators", "GPU µs": "gpu", "of the copy": percent("share"),
         "÷ torch fused, wall": formatted("of_torch_wall", "{:.2f}"), "÷ unscaled": ratio("of_unscaled")})  # fmt: skip
     page.picture("steps", first, [Bars(title="{what}", name="case", length="time", unit="ms", scale=1e3,
         line=COPY, colors=contenders.color)],

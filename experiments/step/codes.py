@@ -321,10 +321,9 @@ def report(page: Page, rows: Rows) -> None:
     if page.section == "rare_rows":
         shown, mine = (FLOAT32, RIVAL, OURS), rows.where(code=OURS)
         page.table("No gradient any more: {steps:,} steps", Rows(row for row in rows if row["code"] in shown),
-            {"state": "code", "β1": "beta1", "β2": "beta2", "distance, mean": "mean", "largest": "most",
-            "mean ÷ float32's": ratio("of_mean"), "largest ÷ float32's": ratio("of_most"),
-            "largest update": "ended", "momentum left after 100": "left after 0", "1,000": "left after 1",
-            "5,000": "left after 2"})  # fmt: skip
+            {"state": "code", "β1": "beta1", "β2": "beta2",
+            "mean distance ÷ float32's": ratio("of_mean"), "largest distance ÷ float32's": ratio("of_most"),
+            "largest update": "ended"})  # fmt: skip
         page.bar("no gradient any more: mean distance, off float32's", mine, "off", "≤ 5 %")
         page.bar("no gradient any more: largest distance ÷ float32's", mine, "of_most", "≤ 2 x")
         page.bar("tied rows: largest update ÷ float32's", mine, "of_tied", "≤ 3.5 x")
@@ -333,8 +332,7 @@ def report(page: Page, rows: Rows) -> None:
     page.table("AdamW, both moments: {numel:,} parameters, {steps} steps",
         Rows(row for row in both if row["code"] in DRAWN[BOTH]), {"state": "code", "β1": "beta1", "β2": "decay",
         "error of the update": percent("error", "{:.2f} %"), "÷ bitsandbytes'": ratio("of_rival"),
-        "bias of v": percent("bias", "{:+.1f} %"), "largest update": "worst",
-        "turned": percent("turned", "{:.2f} %")})  # fmt: skip
+        "bias of v": percent("bias", "{:+.1f} %"), "largest update": "worst"})  # fmt: skip
     page.picture("errors", rows, PANELS, "The longer a moment remembers, the further 8 bits take its update off")
     mine, usual = both.where(code=OURS), both.where(code=OURS, beta1=0.9, decay=0.999)
     first = rows.where(which=FIRST, code=OURS, allowed="yes")

@@ -246,11 +246,12 @@ def report(page: Page, rows: Rows) -> None:
     """Tables of training and of times, a picture of each, and what is held to a limit."""
     training, timed = rows.where(what="training"), Rows([*rows.where(what="step"), *rows.where(what="away")])
     page.table(title, training, {"parameters": "case", "loss": formatted("loss", "{:.4f}"), "seeds": "seeds",
-        "from least to most": formatted("spread", "{:.4f}"), "more than float32": formatted("behind", "{:+.4f}"),
+        "from least to most": lambda row: f"{row['spread']:.4f}" if row["seeds"] > 1 else "",
+        "more than float32": formatted("behind", "{:+.4f}"),
         "moved": percent("moved"), "from float32's": percent("apart")}, by=("lr",))  # fmt: skip
     page.table(title_of_times, timed, {
         "step": "case", "ms": ms("time"), "of a copy": percent("share"),
-        "÷ the link's time": ratio("of_link"), "error": error(), "by": "clock"}, by=("what",))  # fmt: skip
+        "÷ the link's time": ratio("of_link"), "error": error()}, by=("what",))  # fmt: skip
     page.picture("sixteen-bits", training, LOSSES, "Only rounding to nearest loses what a low rate teaches")
     page.picture("sixteen-bits-steps", rows.where(what="step"), TIMES,
         "What lost bits add to a step; dashed: a copy of the bytes of +16")  # fmt: skip

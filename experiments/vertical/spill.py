@@ -172,7 +172,7 @@ def report(page: Page, rows: Rows) -> None:
     """A table, what follows, a picture, and what is held to a limit."""
     title = "W values at once in blocks of {threads:,} threads, {arch}"
     columns: dict[str, Column] = {"W": "width", "registers": "registers",
-        "spill stores, B": "spill_stores", "spill loads, B": "spill_loads", "fused ms": ms("one"),
+        "spill stores, B": "spill_stores", "fused ms": ms("one"),
         "two passes ms": ms("two"), "fused ÷ two passes": "of_passes"}  # fmt: skip
     page.table(title, rows.where(threads=THREADS[1]), columns)
     page.say(sentence(rows))

@@ -177,7 +177,7 @@ def color(name: str) -> str:
 
 
 EACH: dict[str, Callable[[Row], str]] = {
-    heading: formatted(f"{name}_each", "{:.2f}") for heading, name in {**WITNESSES, "of these read": "ncu_read"}.items()
+    heading: formatted(f"{name}_each", "{:.2f}") for heading, name in WITNESSES.items()
 }
 TITLE = "Fused, a square of a square takes the time of a square"
 PANELS = [
