@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,6 +72,17 @@ def pytest_sessionstart() -> None:
     from pagedopt.system.look import compiled_look
 
     compiled_look(wait=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before long ones are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of optimizers that are not run often, nine tests of ten are long ones."""
+    from tests.specs import is_seldom
+
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is not None and any(map(is_seldom, given.params.values())) and zlib.crc32(item.nodeid.encode()) % 10:
+            item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

@@ -5,6 +5,7 @@ To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its traj
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 import reference_lion
 import torch
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt import PagedAdam, PagedAdamW, PagedLion, PagedSGD
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 
@@ -133,6 +134,7 @@ class Spec:
             named has torch's bits.  The largest ulp counts of a parameter and its update, as a small one may be what
             two large numbers leave.
         unmeasured: (device, torch's way, state) that is no measure over many steps.
+        often: whether `make test` runs what goes over all optimizers for it, too; else it runs a tenth of that.
     """
 
     entry: Entry
@@ -144,6 +146,7 @@ class Spec:
     differences: tuple[Difference, ...] = ()
     ulp: Mapping[str, Mapping[str, int]]
     unmeasured: frozenset[tuple[str, str, str]] = frozenset()
+    often: bool = True
 
     def __str__(self) -> str:
         return self.entry.name
@@ -173,7 +176,7 @@ _OF_ADAMW: Hyper = {
     "ours": PagedAdamW, "theirs": torch.optim.AdamW,
     "other": {"lr": 0.01, "betas": (0.7, 0.9), "eps": 3e-3, "weight_decay": 0.05},
 }  # fmt: skip
-_OF_ADAM: Hyper = {**_OF_ADAMW, "theirs": torch.optim.Adam, "in_groups": {"decoupled_weight_decay": False}}
+_OF_COUPLED: Hyper = {**_OF_ADAMW, "theirs": torch.optim.Adam, "in_groups": {"decoupled_weight_decay": False}}
 ADAMW = Spec(
     entry=ENTRIES["PagedAdamW"],
     cases=(
@@ -182,11 +185,8 @@ ADAMW = Spec(
             name="amsgrad", rule="adamw_amsgrad", options={**_ADAMW, "amsgrad": True}, recorded=USUAL, **_OF_ADAMW
         ),
         Case(name="maximize", rule="adamw", options={**_ADAMW, "maximize": True}, recorded=EVERY, **_OF_ADAMW),
-        Case(name="adam", rule="adam", options=_ADAMW, recorded=USUAL, **_OF_ADAM),
-        Case(
-            name="adam amsgrad", rule="adam_amsgrad", options={**_ADAMW, "amsgrad": True}, recorded=USUAL[:1],
-            **_OF_ADAM,
-        ),
+        Case(name="coupled", rule="adam", options=_ADAMW, **_OF_COUPLED),
+        Case(name="coupled amsgrad", rule="adam_amsgrad", options={**_ADAMW, "amsgrad": True}, **_OF_COUPLED),
     ),
     bad=(
         Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
@@ -210,6 +210,24 @@ ADAMW = Spec(
     # torch's fused kernel for CUDA averages squares by two fma: nearer to float64 than its default for some betas
     # (twice at 0.95), and further for others (1.4 times at 0.999).  Ours is held to the default.
     unmeasured=frozenset({("cuda", "fused", "exp_avg_sq"), ("cuda", "fused", "max_exp_avg_sq")}),
+)  # fmt: skip
+
+_OF_ADAM: Hyper = {**_OF_ADAMW, "ours": PagedAdam, "theirs": torch.optim.Adam}
+_OF_DECOUPLED: Hyper = {**_OF_ADAM, "in_groups": {"decoupled_weight_decay": True}, "theirs": torch.optim.AdamW}
+ADAM = dataclasses.replace(
+    ADAMW,
+    entry=ENTRIES["PagedAdam"],
+    cases=(
+        Case(name="adam", rule="adam", options=_ADAMW, recorded=(*USUAL, *INT8), **_OF_ADAM),
+        Case(
+            name="adam amsgrad", rule="adam_amsgrad", options={**_ADAMW, "amsgrad": True}, recorded=USUAL[:1],
+            **_OF_ADAM,
+        ),
+        Case(name="decoupled", rule="adamw", options=_ADAMW, **_OF_DECOUPLED),
+        Case(name="decoupled amsgrad", rule="adamw_amsgrad", options={**_ADAMW, "amsgrad": True}, **_OF_DECOUPLED),
+    ),
+    decoupled=False,
+    often=False,
 )  # fmt: skip
 
 _SGD: Hyper = {"lr": 0.03, "momentum": 0.7, "dampening": 0.4, "weight_decay": 0.2}
@@ -273,7 +291,7 @@ LION = Spec(
 )
 
 #: By the name of the class.
-SPECS = {spec.entry.name: spec for spec in (ADAMW, SGD, LION)}
+SPECS = {spec.entry.name: spec for spec in (ADAMW, ADAM, SGD, LION)}
 CASES = {case.name: case for spec in SPECS.values() for case in spec.cases}
 #: Of each class those that have state, and not the same as an earlier one: what becomes of state is as there.
 BY_STATE = {
@@ -282,6 +300,13 @@ BY_STATE = {
     for i, case in enumerate(spec.cases)
     if case.names and case.names not in [earlier.names for earlier in spec.cases[:i]]
 }
+
+_SELDOM = {str(each) for spec in SPECS.values() if not spec.often for each in (spec, *spec.cases)}
+
+
+def is_seldom(given: Any) -> bool:
+    """Whether what a test is given is an optimizer that is not run often, or a case of one, or the name of either."""
+    return getattr(given, "name", str(given) if isinstance(given, str | Spec) else None) in _SELDOM
 
 
 def spec_of(entry: Entry) -> Spec:

@@ -11,6 +11,7 @@ from ..rules.adam import adam, adam_amsgrad
 from ..rules.adamw import adamw, adamw_amsgrad
 from ..rules.rule import Rule
 from ..system.warn import warn_once
+from .as_torch import check_flags
 from .optimizer import Group, PagedOptimizer
 from .options import Options, check_hyperparameters, documented
 from .rule_optimizer import of_items_alone
@@ -93,18 +94,9 @@ class PagedAdamW(PagedOptimizer, torch.optim.AdamW):
         """Return AdamW's rule, or Adam's if ``decoupled_weight_decay`` is False; with ``amsgrad`` its variant.
 
         Raises:
-            AssertionError: ``capturable`` without ``fused``, and a CPU parameter has a gradient (as torch).
-            RuntimeError: ``differentiable`` is set.
+            AssertionError, RuntimeError: see :func:`check_flags`.
         """
-        if group["differentiable"]:
-            raise RuntimeError(
-                "differentiable=True is set in a group; PagedAdamW does not support it: use torch's AdamW"
-            )
-        capturable = group["capturable"] and not group.get("fused")
-        if capturable and any(p.device.type == "cpu" and p.grad is not None for p in group["params"]):
-            raise AssertionError(
-                "capturable=True is set in a group with CPU parameters; it is for CUDA parameters, or for fused=True"
-            )
+        check_flags(self, group)
         if group.get("decoupled_weight_decay", True):
             return adamw_amsgrad if group["amsgrad"] else adamw
         return adam_amsgrad if group["amsgrad"] else adam

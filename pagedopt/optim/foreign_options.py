@@ -12,17 +12,13 @@ _SMALL = "; state of parameters below 4,096 elements is float32 (the default of 
 _OTHER_BITS = (
     "state in {0} is not there yet: pagedopt.PagedAdamW(params, …, state_format='int8') takes 8 bits an element"
 )
-_COUPLED = "; a weight_decay other than 0 needs group['decoupled_weight_decay'] = False, too"
-#: By name of the optimizer: the class here, an argument that it needs, and a remark.
-_OURS = {theirs: (f"Paged{theirs}", "", "") for theirs in ("AdamW", "SGD", "Lion")}
-_OURS["Adam"] = ("PagedAdamW", ", weight_decay=0", _COUPLED)  # its decay is 0 by default, and added to the gradient
 
 NAMES: dict[str, str] = {
-    f"{prefix}{theirs}{suffix}": text.format(name, needs + eight, _SMALL * bool(eight) + remark)
-    for theirs, (name, needs, remark) in _OURS.items()
+    f"{prefix}{theirs}{suffix}": text.format(f"Paged{theirs}", eight, _SMALL * bool(eight))
+    for theirs in ("AdamW", "Adam", "SGD", "Lion")
     for prefix, text in (("Paged", _PAGED), ("", _UNPAGED))
     for suffix, eight in (("", ""), ("32bit", ""), ("8bit", _INT8))
-    if f"{prefix}{theirs}{suffix}" != name
+    if (prefix, suffix) != ("Paged", "")
 }
 NAMES |= {
     "AdamW4bit": _OTHER_BITS.format("4 bits"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from .adam import PagedAdam as PagedAdam
     from .adamw import PagedAdamW as PagedAdamW
     from .lion import PagedLion as PagedLion
     from .optimizer import PagedOptimizer
@@ -45,9 +46,10 @@ class Entry:
 
 OPTIMIZERS = (
     Entry("PagedAdamW", "adamw", ("adamw", "adamw_amsgrad", "adam", "adam_amsgrad")),
+    Entry("PagedAdam", "adam", ("adam", "adam_amsgrad", "adamw", "adamw_amsgrad")),
     Entry("PagedSGD", "sgd", ("sgd", "sgd_momentum")),
     Entry("PagedLion", "lion", ("lion",)),
 )
-RULE_NAMES = tuple(name for entry in OPTIMIZERS for name in entry.rules)
+RULE_NAMES = tuple(dict.fromkeys(name for entry in OPTIMIZERS for name in entry.rules))
 if TYPE_CHECKING:  # what `import *` in the package's __init__ exports
-    __all__ = ["PagedAdamW", "PagedLion", "PagedSGD"]
+    __all__ = ["PagedAdam", "PagedAdamW", "PagedLion", "PagedSGD"]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+
 from tests.specs import SPECS, Difference
+
+#: Classes that replace one of torch's.
+_TORCHS = tuple(name for name, spec in SPECS.items() if spec.entry.torch)
+
+
+def _with(argument: str) -> tuple[str, ...]:
+    """Those whose torch's class takes an argument."""
+    return tuple(name for name in _TORCHS if argument in inspect.signature(SPECS[name].reference).parameters)
+
 
 #: Classes whose torch's step views complex numbers as real ones.
 _AS_REAL = tuple(name for name, spec in SPECS.items() if not spec.conjugated)
 #: Classes whose step decays weights by subtracting a part of them.
 _DECOUPLED = tuple(name for name, spec in SPECS.items() if spec.decoupled)
+#: Classes whose torch's step averages gradients by ``lerp_``, which refuses mixed dtypes; those that add decay to them.
+_LERP = tuple(name for name in _TORCHS if SPECS[name].entry.optimizer.fixed_dtypes)
+_LERP_OF_SUMS = tuple(name for name in _LERP if name not in _DECOUPLED)
 
 #: Dtypes of a gradient and of its narrower parameter.
 _WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
@@ -20,10 +34,10 @@ _VALUES = (
     "betas=tuple(torch.float32 [0.5], torch.float32 0.5)*", "betas=tuple(torch.float32 [0.25]*",
 )  # fmt: skip
 _OF_ONE: tuple[tuple[str, str | tuple[str, ...], tuple[str, ...]], ...] = (
-    ("odd values at construction", _VALUES, ("PagedAdamW", "PagedSGD")),
-    ("values changed between steps", _VALUES, ("PagedAdamW", "PagedSGD")),
-    ("a tensor that is the learning rate", "torch.float32 [*", ("PagedAdamW", "PagedSGD")),
-    ("betas that are tensors", "1-dim*", ("PagedAdamW",)),
+    ("odd values at construction", _VALUES, _TORCHS),
+    ("values changed between steps", _VALUES, _TORCHS),
+    ("a tensor that is the learning rate", "torch.float32 [*", _TORCHS),
+    ("betas that are tensors", "1-dim*", _with("betas")),
 )
 
 DIFFERENCES: tuple[Difference, ...] = (
@@ -42,7 +56,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "beyond", "of complex numbers", "conjugated*",
         "A conjugated gradient is accepted; torch raises RuntimeError, as it cannot view it as real.",
-        _AS_REAL,
+        tuple(name for name in _AS_REAL if name in _DECOUPLED),  # others add decay to it, which makes a new one
     ),
     Difference(
         "beyond", "laid out otherwise", "strides of state",
@@ -68,10 +82,20 @@ DIFFERENCES: tuple[Difference, ...] = (
             "odd values at construction": ("lr=inf: trained", "weight_decay=inf: trained"),
         }.items()
     ),
-    Difference(
-        "beyond", "of another dtype", "*",
-        "A gradient of another dtype is accepted, as near to float64 as the dtypes allow; torch raises RuntimeError.",
-        ("PagedAdamW",),
+    *(
+        Difference(
+            "beyond", scenario, labels,
+            "A gradient of another dtype is accepted, as near to float64 as the dtypes allow; torch raises "
+            "RuntimeError.",
+            optimizers,
+        )
+        for scenario, labels, optimizers in (
+            ("of another dtype", "*", tuple(name for name in _LERP if name in _DECOUPLED)),
+            # The sum of a gradient and a wider parameter is as wide as that.
+            ("of another dtype", tuple(f"{grad} of {param}*" for grad, param in _WIDER), _LERP_OF_SUMS),
+            ("changed with its gradient left", ("double", "double: *"), _LERP_OF_SUMS),
+            ("complex between steps", "complex128, the gradient left*", _LERP_OF_SUMS),
+        )
     ),
     Difference(
         "refused", "broadcast over a larger parameter",
@@ -90,12 +114,16 @@ DIFFERENCES: tuple[Difference, ...] = (
     # Hyperparameters.
     Difference(
         "refused", "differentiable",
-        tuple(f"{{'foreach': {each}, 'fused': {fused}}}" for each in (None, False, True) for fused in (None, False)),
-        _NO_GRAPH, ("PagedAdamW", "PagedSGD"), error=ValueError,
+        tuple(
+            f"{{'foreach': {each}{fused}}}"
+            for each in (None, False, True)
+            for fused in ("", ", 'fused': None", ", 'fused': False")
+        ),
+        _NO_GRAPH, _TORCHS, error=ValueError,
     ),
     Difference(
         "refused", "flags set between steps", ("{'differentiable': True}", "{'differentiable': True}: trained"),
-        _NO_GRAPH, ("PagedAdamW",),
+        _NO_GRAPH, tuple(name for name in _TORCHS if name != "PagedSGD"),
     ),
     Difference(
         "refused", "groups that are refused", ("an option of all", "an option of all: groups"),
@@ -107,32 +135,32 @@ DIFFERENCES: tuple[Difference, ...] = (
         tuple(f"{{{also}'fused': True}}{end}" for also in ("", "'foreach': True, ") for end in ("", ": trained")),
         "With fused set in a group, step counts stay on the CPU if they are there, and the step is fused; torch's "
         "kernel refuses them with RuntimeError.",
-        ("PagedAdamW",), devices=("cuda",),
+        tuple(name for name in _with("fused") if SPECS[name].entry.optimizer.has_step), devices=("cuda",),
     ),
     Difference(
         "beyond", "flags with tensors set between steps",
         ("{'foreach': True, 'fused': None}*", "{'foreach': True, 'fused': False}*"),
         "A tensor lr put into a group with foreach=True is followed; torch's step raises RuntimeError. Its "
         "constructor raises ValueError, as ours does.",
-        ("PagedAdamW",),
+        ("PagedAdamW", "PagedAdam"),
     ),
     *(
         Difference(
             "beyond", "deleted from a group", f"without {name}",
-            "Groups without `foreach`, `fused` or (AdamW) `decoupled_weight_decay`, as older versions of torch wrote "
-            "them, are stepped; torch raises KeyError.",
+            "Groups without `foreach`, `fused` or `decoupled_weight_decay`, as older versions of torch wrote them, are "
+            "stepped; torch raises KeyError.",
             optimizers,
         )
         for name, optimizers in {
-            "foreach": ("PagedAdamW", "PagedSGD"), "fused": ("PagedAdamW", "PagedSGD"),
-            "decoupled_weight_decay": ("PagedAdamW",),
+            "foreach": _TORCHS, "fused": _with("fused"),
+            "decoupled_weight_decay": ("PagedAdamW", *_with("decoupled_weight_decay")),
         }.items()
     ),
     Difference(
         "refused", "values changed between steps", ("lr=torch.float32 [0.5, 0.25]", "lr=torch.float32 []"),
         "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
-        "does; torch's SGD raises TypeError.",
-        ("PagedSGD",), error=RuntimeError,
+        "does; torch's others raise TypeError.",
+        tuple(name for name in _TORCHS if name != "PagedAdamW"), error=RuntimeError,
     ),
     *(
         Difference(
@@ -148,7 +176,7 @@ DIFFERENCES: tuple[Difference, ...] = (
         "differs", "a scaled loss", tuple(f"{{'fused': True}}, step {step}: gradients" for step in (0, 3, 4, 6)),
         "With `fused` a step divides by the scale what it reads, and gradients stay scaled: 4 bytes fewer for each "
         "float32 parameter. torch's fused step writes the unscaled ones back.",
-        ("PagedAdamW", "PagedSGD"),
+        _with("fused"),
     ),
     Difference(
         "beyond", "gradients off", "inference_mode, first=True*",

@@ -13,13 +13,17 @@ from tests.world import give
 
 CHAPTER = "hyperparameters"
 
-#: ``foreach`` and ``fused``, which all classes of ours take.
-CHOICES = tuple({"foreach": a, "fused": b} for a, b in itertools.product((None, False, True), repeat=2))
-
 
 def flags(world: World) -> list[str]:
     """The flags that torch's class has; a stand-in's are its own."""
     return [name for name in FLAGS if name in world.known] if world.entry.torch else []
+
+
+def choices(world: World) -> list[dict[str, bool | None]]:
+    """``foreach`` and, where torch's class has it, ``fused``: each value with each."""
+    names = [name for name in ("foreach", "fused") if name in flags(world)]
+    values = itertools.product((None, False, True), repeat=len(names))
+    return [dict(zip(names, each, strict=True)) for each in values]
 
 
 @scenario(CHAPTER)
@@ -46,7 +50,7 @@ def test_arguments_by_place(world: World) -> None:
 @scenario(CHAPTER)
 def test_every_combination_of_flags(world: World) -> None:
     """``foreach`` and ``fused``, None, False and True, with every value that torch takes or refuses."""
-    for choice in CHOICES if flags(world) else ({},):
+    for choice in choices(world):
         for label, hyper in [("", {}), *odd_values(world)]:
             params = hyper.pop("params", [world.param((3,))])
             world.attempt(f"{choice} {label}", world.make, params, **choice, **hyper)
@@ -55,7 +59,7 @@ def test_every_combination_of_flags(world: World) -> None:
 @scenario(CHAPTER)
 def test_steps_with_flags(world: World) -> None:
     """A step with ``foreach`` and ``fused`` in every combination, with each of the switches on and off."""
-    for choice in CHOICES if flags(world) else ({},):
+    for choice in choices(world):
         for name, on in itertools.product(switches(world), (False, True)):
             more = {"dampening": 0} if name == "nesterov" else {}
             tried(world, f"{choice} {name}={on}", **choice, **{name: on}, **more)
@@ -65,7 +69,7 @@ def test_steps_with_flags(world: World) -> None:
 def test_differentiable(world: World) -> None:
     """``differentiable=True``, by itself and with ``foreach`` and ``fused``."""
     if "differentiable" in flags(world):
-        for choice in CHOICES:
+        for choice in choices(world):
             world.attempt(f"{choice}", world.make, [world.param((3,))], differentiable=True, **choice)
     world.say("asked", sorted(flags(world)))
 
@@ -75,7 +79,7 @@ def test_flags_set_between_steps(world: World) -> None:
     """``foreach``, ``fused``, ``differentiable``, ``amsgrad``, ``nesterov``, ``maximize`` and ``momentum`` are set in a
     group in mid-training, and taken back."""
     changes = [{name: True} for name in (*flags(world), *switches(world)) if name != "capturable"]
-    changes += [{"foreach": True, "fused": True}] if flags(world) else []
+    changes += [{"foreach": True, "fused": True}] if "fused" in flags(world) else []
     changes += [{"momentum": 0.0}, {"momentum": 0.5}] if "momentum" in world.known else []
     for change in changes:
         params, opt = world.begin([(13, 5), (4,)], 1, **{"dampening": 0} if "nesterov" in change else {})
@@ -89,7 +93,7 @@ def test_flags_set_between_steps(world: World) -> None:
 @scenario(CHAPTER)
 def test_flags_with_tensors_set_between_steps(world: World) -> None:
     """A learning rate becomes a tensor in a group whose ``foreach`` or ``fused`` is True."""
-    for choice in CHOICES if flags(world) else ({},):
+    for choice in choices(world):
         p = world.param((13, 5))
         with world.tries(f"{choice}"):
             opt = world.trained([p], 1, **choice)
@@ -101,7 +105,7 @@ def test_flags_with_tensors_set_between_steps(world: World) -> None:
 def test_flags_that_are_loaded(world: World) -> None:
     """A state dict brings flags and values: another optimizer's, and with flags left out, as old versions wrote it."""
     params = world.params([(13, 5), (4,)])
-    other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if flags(world) else {}))
+    other = world.make(world.params([(13, 5), (4,)]), lr=0.5, **({"fused": True} if "fused" in flags(world) else {}))
     opt = world.trained(params, 1)
     saved = opt.state_dict()
     saved["param_groups"] = other.state_dict()["param_groups"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -11,9 +12,9 @@ from optim_support import ready
 import pagedopt
 from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.optim.foreign_options import NAMES, OPTIONS
-from pagedopt.optim.registry import OPTIMIZERS
+from pagedopt.optim.registry import OPTIMIZERS, Entry
 
-ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "PagedAdam",
+ASKED = ("PagedAdamW32bit", "PagedAdamW8bit", "PagedLion8bit", "AdamW8bit", "CPUOffloadOptimizer", "Adam8bit",
          "AdamW4bit", "AdamWFp8", "GlobalOptimManager")  # fmt: skip
 
 
@@ -38,11 +39,11 @@ def test_a_class_of_theirs_is_answered_with_a_line_that_works(name: str) -> None
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "Adam" in name and "AdamW" not in name])
 def test_lines_for_adam_have_the_numbers_of_adam(name: str) -> None:
-    found = re.search(r"pagedopt\.PagedAdamW\(params, …(.*?)\)", NAMES[name])
+    found = re.search(r"pagedopt\.PagedAdam\(params, …(.*?)\)", NAMES[name])
     assert found
     assert ("device_budget" in found[1]) == name.startswith("Paged")
     ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 9)) for _ in range(2))
-    optimizer = eval(f"pagedopt.PagedAdamW([ours]{found[1]})", {"pagedopt": pagedopt, "ours": ours})
+    optimizer = eval(f"pagedopt.PagedAdam([ours]{found[1]})", {"pagedopt": pagedopt, "ours": ours})
     rival = torch.optim.Adam([theirs])
     ours.grad = theirs.grad = torch.linspace(1, -1, 9)
     for _ in range(20):
@@ -96,8 +97,10 @@ def test_no_option_says_that_8_bits_are_missing() -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("entry", OPTIMIZERS, ids=lambda entry: entry.name)
-def test_an_option_of_theirs_is_answered_in_words(name: str, entry: object) -> None:
-    kind = entry.optimizer  # type: ignore[attr-defined]
+def test_an_option_of_theirs_is_answered_in_words(name: str, entry: Entry) -> None:
+    kind = entry.optimizer
+    if name in inspect.signature(kind).parameters:
+        return
     params = [torch.nn.Parameter(torch.ones(3))]
     text = rf"^{kind.__name__}\.__init__\(\) got an unexpected keyword argument '{name}': {re.escape(OPTIONS[name])}$"
     with pytest.raises(TypeError, match=text):
