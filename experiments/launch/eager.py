@@ -76,7 +76,7 @@ def sentence(rows: Rows) -> str | None:
     return f"Waits for the GPU: {waiting}." if known else None
 
 
-COLUMNS = {name: name for name in ("kernels", "copies")}
+COLUMNS = {name: name for name in ("dispatched", "kernels", "copies")}
 COLUMNS |= {"torch warns": "warnings", "µs behind a held stream": "held"}
 
 
