@@ -69,10 +69,12 @@ def one_edit_apart(one: str, other: str) -> bool:
 
 
 def nearest(name: str, known: Iterable[str], like: float = 0.7) -> str:
-    """Return the known name most like this one, "" if none has a likeness of ``like`` (1: equal)."""
+    """Return the known name most like this one, best one that differs in case; "" if none is ``like`` (1: equal)."""
     from difflib import get_close_matches
 
-    return "".join(get_close_matches(name, list(known), 1, like))
+    names = [*known]
+    but_for_case = [each for each in names if each.lower() == name.lower()]
+    return "".join(but_for_case[:1] or get_close_matches(name, names, 1, like))
 
 
 def kind_of(value: object) -> str:
