@@ -149,7 +149,7 @@ def test_managed_placement_without_a_gpu_says_so_once() -> None:
 
     warn._said.clear()
     opt = PagedAdamW([ready()], placement="managed")
-    with pytest.warns(RuntimeWarning, match="there is no GPU") as caught:
+    with pytest.warns(RuntimeWarning, match="these parameters are on no GPU") as caught:
         opt.step()
     opt.step()
     assert len(caught) == 1
