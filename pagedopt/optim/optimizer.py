@@ -164,6 +164,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
+        self.factors_of_graphs, self.skip_nonfinite = [], chosen["skip_nonfinite"]
         vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
         self._of_params = chosen["param_format"], chosen["param_rounding"]
         self._has_masters = self.param_format is not None

@@ -188,6 +188,16 @@ TABLE = {
         },
         "None, or a number above 0",
     ),
+    "skip_nonfinite": Option(
+        "whether a step is left out if the norm of its gradients is infinite or NaN; it needs `max_grad_norm`",
+        False,
+        {
+            "False": "such a step makes parameters NaN, as in torch",
+            "True": "such a step changes nothing: no parameter, no state, no step count. `optimizer.skipped` counts "
+            "them. With `fused` or `capturable`, and without a step count, the device decides and nothing waits; "
+            "otherwise the step waits for the norm",
+        },
+    ),
     "preallocate": Option(
         "when state is made",
         False,
@@ -218,6 +228,7 @@ class Options(TypedDict, total=False):
     blocks: int | None
     transport: TransportOption
     max_grad_norm: float | None
+    skip_nonfinite: bool
     preallocate: bool
 
 
@@ -279,9 +290,10 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
-    checked_max_norm(chosen["max_grad_norm"])
-    if not isinstance(chosen["preallocate"], bool):
-        raise TypeError(f"preallocate is {chosen['preallocate']!r}; it must be True or False")
+    for name in ("skip_nonfinite", "preallocate"):
+        if not isinstance(chosen[name], bool):  # type: ignore[literal-required]
+            raise TypeError(f"{name} is {chosen[name]!r}; it must be True or False")  # type: ignore[literal-required]
+    checked_max_norm(chosen["max_grad_norm"], chosen["skip_nonfinite"])
     return chosen
 
 

@@ -75,10 +75,13 @@ class RuleOptimizer(torch.optim.Optimizer):
     transport: TransportOption
     preallocate: bool
     _max_grad_norm: float | None = None
+    skip_nonfinite: bool = False
     #: Whether a ``GradScaler`` has scaled a step: from then on what is counted in steps is counted on the device.
     scaled: bool = False
     #: By what gradients are multiplied on each device; of captured steps their graphs own others.
     factors: dict[torch.device, Factor]
+    #: Those of graphs, if they leave out steps and count them.
+    factors_of_graphs: list[dict[torch.device, Factor]]
     #: Those of the last step that has clipped, or was captured.
     clipped_by: dict[torch.device, Factor]
     #: How parameters are stored, and how they are rounded: for good.
@@ -206,14 +209,14 @@ class RuleOptimizer(torch.optim.Optimizer):
         multiply them, but it does not write them.
 
         Raises:
-            TypeError, ValueError: it is set to what is no number above 0, or None.
+            TypeError, ValueError: it is set to what is no number above 0, or None; to None with ``skip_nonfinite``.
             RuntimeError: it is set while steps are taken within backwards (``attach(model, overlap="backward")``).
         """
         return self._max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
-        checked = checked_max_norm(value)
+        checked = checked_max_norm(value, self.skip_nonfinite)
         if checked is not None and self.unclippable:
             raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
         self._max_grad_norm = checked
@@ -246,6 +249,21 @@ class RuleOptimizer(torch.optim.Optimizer):
         factor = next(iter(self.clipped_by.values()), None)
         return None if factor is None else factor.norm()
 
+    @property
+    def skipped(self) -> int:
+        """How many steps this object has left out because of ``skip_nonfinite``.  To ask waits for the device.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), fused=True, max_grad_norm=1.0, skip_nonfinite=True)
+            >>> for batch in batches:
+            ...     optimizer.zero_grad()
+            ...     model(batch).mean().backward()
+            ...     optimizer.step()
+            >>> print(optimizer.skipped, "steps left out")
+        """
+        counts = [[factor.skipped for factor in each.values()] for each in (self.factors, *self.factors_of_graphs)]
+        return sum(max(each, default=0) for each in counts)
+
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
     """Yield (index of the group, group, parameter) for each entry of each group, repeated parameters too."""
@@ -274,13 +292,18 @@ def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def checked_max_norm(value: Any) -> float | None:
+def checked_max_norm(value: Any, skips: bool = False) -> float | None:
     """Return a norm to clip to as a float, or None.
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is not above 0.
+        ValueError: it is not above 0; it is None, and ``skips`` says that steps are left out by their norm.
     """
+    if value is None and skips:
+        raise ValueError(
+            "max_grad_norm is None, and skip_nonfinite=True leaves out steps by their norm; give max_grad_norm a "
+            "number, or float('inf'), which clips nothing"
+        )
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
