@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PAGES = {
     "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
     "lecture": ("lecture.page", "write notes/claims.md and the quotes in notes/lecture.md from stored results"),
-    "release_check": ("release_check", "fail on what is quoted and has changed since it was measured"),
+    "release_check": ("release_check", "fail unless README and usage quote one commit, and files of today"),
 }
 INTERRUPTED = 130
 #: Columns of a table, where the output goes into a file.
