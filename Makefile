@@ -17,6 +17,9 @@ TEST_ARGS  ?=#  more options for pytest, e.g. TEST_ARGS="-k train -x"
 CORES      := $(shell nproc 2>/dev/null || echo 1)
 WORKERS    ?= $(shell echo $$(( $(CORES) < 8 ? $(CORES) : 8 )))
 
+# Where it is set, hundreds of short processes would each compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup train test test-clients test-long lint docs release-check clean
 
 help:  ## list the targets
