@@ -74,3 +74,11 @@ def test_what_was_given_is_freed(fake: Driver) -> None:
     buffer = driver.allocate_managed(248, 0)
     del buffer
     assert fake.freed == list(fake.given)
+
+
+def test_beyond_a_share_of_what_is_free_it_is_refused(fake: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 40))
+    with pytest.raises(MemoryError, match=r"262,145 bytes of managed memory asked for on cuda:0, .* the limit is 25%"):
+        driver.allocate_managed((1 << 18) + 1, 0)
+    assert not fake.given
+    driver.allocate_managed(1 << 18, 0)
