@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from experiments.kept import Experiment
     from experiments.lab import Page, Row, Run, Table
 
-#: What measures nothing: its module, and what it does.
+#: What is no question: its module, and what it does.
 PAGES = {
     "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
     "lecture": ("lecture.page", "write notes/claims.md and the quotes in notes/lecture.md from stored results"),
+    "campaign": ("campaign", "measure what README.md and usage.md quote, as far as this commit has not"),
     "release_check": ("release_check", "fail on what is quoted and has changed since it was measured"),
 }
 INTERRUPTED = 130
@@ -64,8 +65,12 @@ def main(arguments: Sequence[str]) -> int:
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name in PAGES:
         module, what = PAGES[name]
-        Parser(prog=f"python -m experiments {name}", description=what).parse_args(rest)
-        return int(importlib.import_module(f"experiments.{module}").main())
+        parser, page = (
+            Parser(prog=f"python -m experiments {name}", description=what),
+            importlib.import_module(f"experiments.{module}"),
+        )
+        getattr(page, "options", lambda _: None)(parser)
+        return int(page.main(**vars(parser.parse_args(rest))))
     found = kept.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in kept.every())

@@ -16,7 +16,9 @@ def main() -> int:
     pages = {kept.ROOT / name: [*readme.blocks(front, name).values()] for name in readme.PAGES}
     pages |= {page.TABLE: [page.page(results=verdicts)], page.STORY: [*page.quotes(verdicts).values()]}
     verdicts.asked += front.asked
-    found = [*stale(verdicts), *old_pages(pages)]
+    commits = dict.fromkeys(str(verdicts.part(shown)[0]["commit"]) for shown in front.asked)
+    several = f"{' and '.join(readme.PAGES)} quote {', '.join(commits)}: python -m experiments campaign"
+    found = [*[several] * (len(commits) > 1), *stale(verdicts), *old_pages(pages)]
     print("\n".join(found) or f"{len(set(verdicts.asked))} parts are quoted, and none has changed since")
     return int(bool(found))
 
@@ -27,7 +29,8 @@ def stale(results: Results) -> Iterator[str]:
         part, module = results.part(shown)
         files = kept.changed(str(part["commit"]), module)
         if files or files is None:
-            since = "not known" if files is None else ", ".join(files)
+            since = "not known" if files is None else ", ".join(files[:3])
+            since += f" and {len(files) - 3} more" if files and len(files) > 3 else ""
             yield f"{shown}, measured at {part['commit']}, is quoted; changed since: {since}"
 
 

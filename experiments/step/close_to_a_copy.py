@@ -35,13 +35,12 @@ ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bi
 NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
 MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
-OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.
 ON_GPU = {
-    "gpt2": (OURS, f"{OURS}, managed state", *TORCH, COMPILED, *OTHERS),
+    "gpt2": (OURS, f"{OURS}, managed state", *TORCH, COMPILED),
     "gpt2-bf16": (OURS, *TORCH),
     "1b": (OURS, FUSED, FOREACH),
-    "1000": (OURS, *TORCH, *OTHERS),
+    "1000": (OURS, *TORCH),
     "5000": (OURS, FUSED, FOREACH, GRAPH),
 }
 #: Bytes that torch's steps move for each bf16 parameter: their moments are bf16, ours float32.
