@@ -58,8 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr when it begins and ends
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m experiments NAME [--help]\n")
-        for experiment in kept.every():
-            print(f"  {experiment.name:20} {experiment.title}")
+        for title in dict.fromkeys(experiment.title for experiment in kept.every()):
+            names = ", ".join(each.name for each in kept.every() if each.title == title)
+            print(f"  {names:20} {title}" if len(names) <= 20 else f"  {names}\n{title:>{len(title) + 23}}")
         print("", *(f"  {page:20} {what}" for page, (_, what) in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]

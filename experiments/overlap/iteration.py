@@ -172,6 +172,15 @@ def color(name: str) -> str:
     return BLUE if "hidden" in name else ORANGE if EXPOSED in name else GRAY
 
 
+def finding(hidden: Rows) -> str:
+    """How much shorter an iteration is whose step is hidden."""
+    shares = sorted(row["of_exposed"] for row in hidden if row["of_exposed"]) or [1.0]
+    return (
+        f"Hidden under the forward (blue), {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of an iteration with the step exposed "
+        "(orange)\ngrey: state on the device"
+    )
+
+
 COLUMNS: dict[str, Column] = {
     "state": lambda row: f"{row['state']}, {row['way']}", "ms": ms("time"), "÷ resident": ratio("of_resident"),
     "host: step()": ms("step_host"), "GB at the peak": lambda row: row["peak"] / 1e9,
@@ -193,7 +202,7 @@ def report(page: Page, rows: Rows) -> None:
     page.picture("iterations", rows, [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens",
         name="name", length="time", unit="ms", scale=1e3, colors=color,
         where={"model": model}) for model in MODELS],
-        "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")  # fmt: skip
+        finding(rows.where(way=HIDDEN)))  # fmt: skip
     for model, state, what, column, most, unit in BARS:
         mine = rows.where(model=model, state=state, way=HIDDEN)
         page.bar(f"{model}, {state}{what}", mine, column, f"≤ {most} {unit}")
