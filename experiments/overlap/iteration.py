@@ -176,8 +176,8 @@ def finding(hidden: Rows) -> str:
     """How much shorter an iteration is whose step is hidden."""
     shares = sorted(row["of_exposed"] for row in hidden if row["of_exposed"]) or [1.0]
     return (
-        f"Hidden under the forward (blue), {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of an iteration with the step exposed "
-        "(orange)\ngrey: state on the device"
+        f"Hidden under the forward (blue), {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of an iteration with the "
+        "step exposed (orange)\ngrey: state on the device"
     )
 
 

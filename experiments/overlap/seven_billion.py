@@ -222,8 +222,9 @@ class Points(Lines):
         super().draw(axes, rows)
 
 
-PANEL = Points(title="{numel:,} bfloat16 parameters, batches of {batch} x {tokens:,} tokens", unit="tokens/s", x="taken", y="tokens_s", each="name",
-              label="GiB on the card, by the driver's count", log="", colors=color, inches=3.6)  # fmt: skip
+PANEL = Points(title="{numel:,} bfloat16 parameters, batches of {batch} x {tokens:,} tokens", unit="tokens/s",
+              x="taken", y="tokens_s", each="name", label="GiB on the card, by the driver's count", log="",
+              colors=color, inches=3.6)  # fmt: skip
 
 
 def report(page: Page, rows: Rows) -> None:
