@@ -25,16 +25,7 @@ from experiments.clock import Case
 from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
 from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
-from experiments.works.contenders import (
-    COMPILED,
-    COPY,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    OURS,
-    OURS_GRAPH,
-    Contender,
-)
+from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, OURS, OURS_GRAPH, Contender
 from experiments.works.fresh import fresh
 from experiments.works.models import LLAMA_LAYER, Bound, Reference, Work, gpt2_shapes
 from experiments.works.trace import Incomplete, counted, counted_apart
