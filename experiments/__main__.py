@@ -46,7 +46,7 @@ class Parser(Explaining):
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
 
-        from experiments.child import refuse
+        from experiments.device import refuse
 
         refuse(f"{self.prog}: {self.told(message)}")
 
@@ -132,7 +132,7 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
         SystemExit: with status 2 and one line, if the options cannot be followed.
     """
     from experiments import kept, pictures
-    from experiments.child import chosen_device
+    from experiments.device import chosen_device
     from experiments.lab import Page, Run
 
     options = parse(experiment, part, arguments)

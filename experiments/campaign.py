@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import kept, readme
-from experiments.child import chosen_device, refuse
+from experiments.device import chosen_device, refuse
 from experiments.works.finetunes import BACKWARD, RESIDENT
 
 INTERRUPTED = 130

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case
+from experiments.device import chosen_device
 from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
 from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, OURS, OURS_GRAPH, Contender
 from experiments.works.fresh import fresh
-from experiments.works.models import LLAMA_LAYER, Bound, Reference, Work, gpt2_shapes
-from experiments.works.trace import Incomplete, counted, counted_apart
+from experiments.works.models import LLAMA_LAYER, Bound, Work, gpt2_shapes
+from experiments.works.reference import Reference
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
@@ -79,7 +79,7 @@ def about(run: Run, key: str, contender: Contender) -> Row:
     return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
 
-def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> tuple[Row, Bound]:
+def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
     """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
     params = work.parameters(run.device)
     bound = contender.build(params)
@@ -94,7 +94,7 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     bound = contender.build(params)
     for _ in range(4):
         bound.step()
-    found: Row = {"error": error, "ended": None, "kernels": None, "launches": None}
+    found: Row = {"error": error, "ended": None}
     found |= {"extra": extra(bound.step, run.device), **scales.since(), "away": away(bound, run.device)}
     taken, gpu = found.pop("taken"), run.device.type == "cuda"
     found["state"] = taken if gpu else state_bytes(bound)
@@ -102,26 +102,7 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     if len(work.shapes) < 1000:
         cases.append(contenders.copy_of_bytes(work, run.device))
     times = run.measure(cases)
-    return {**found, **times[contender.name], "copy": times.get(COPY)}, bound
-
-
-def launches(device: str, key: str, names: Sequence[str]) -> Iterator[Row]:
-    """In a process of its own: what a step of each contender launches."""
-    run = Run(chosen_device(device))
-    for name in names:
-        bound = contenders.CONTENDERS[name].build(works(run)[key].parameters(run.device))
-        yield {"case": name, **launched(bound)}
-        del bound
-        run.free()
-
-
-def launched(bound: Bound) -> Row:
-    """Kernels and launches of a step; nothing if a trace is not whole."""
-    try:
-        counts = counted(bound.step)
-    except Incomplete:
-        return {}
-    return {"kernels": counts.kernels, "launches": counts.launches}
+    return {**found, **times[contender.name], "copy": times.get(COPY)}
 
 
 def state_bytes(bound: Bound) -> int | None:
@@ -141,21 +122,16 @@ def away(bound: Bound, device: torch.device) -> int:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
+    """A row per work and contender: error, bytes of state, at the peak and otherwise, times (µs)."""
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
     for key, work in run.each(works(run).items()):
-        reference, rows = Reference(work.parameters(run.device)), list[Row]()
+        reference = Reference(work.parameters(run.device))
         for contender in chosen(run, work):
             refusals = () if contender.name == DEVICE else (Exception,)
             with run.attempt(f"{work.name}, {contender.name}", refusals):
-                rows.append({**about(run, key, contender), **weighed(run, work, contender, reference)[0]})
+                yield {**about(run, key, contender), **weighed(run, work, contender, reference)}
         del reference  # of doubles
         run.free()
-        if run.device.type == "cuda":
-            names = [row["case"] for row in rows]
-            counts = counted_apart(run, launches, str(run.device), key, names, by=["case"])
-            rows = [{**row, **counts.get((row["case"],), {})} for row in rows]
-        yield from rows
         if key == LAYER:  # how far it got in its time is a row, too
             found = fresh(compiled_weighed, str(run.device), limit=contenders.LIMIT)
             yield {**about(run, key, contenders.CONTENDERS[COMPILED]), **found.as_dict()}
@@ -165,8 +141,7 @@ def compiled_weighed(device: str) -> Iterator[Row]:
     """In a process of its own, with empty caches: what torch's compiled step over the layer takes and needs."""
     run = Run(chosen_device(device))
     work = works(run)[LAYER]
-    row, bound = weighed(run, work, contenders.CONTENDERS[COMPILED], Reference(work.parameters(run.device)))
-    yield {**row, **launched(bound)}
+    yield weighed(run, work, contenders.CONTENDERS[COMPILED], Reference(work.parameters(run.device)))
 
 
 def derive(rows: Rows) -> Rows:

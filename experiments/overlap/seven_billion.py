@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from experiments.child import only
-from experiments.lab import Column, Page, Row, Rows, Run, formatted, last_line, ms, over, ratio, spread_ms
+from experiments.lab import Column, Page, Row, Rows, Run, formatted, last_line, ms, number, over, ratio
 from experiments.pictures import BLUE, Lines
 from experiments.works.finetunes import BACKWARD, PLUS_8, RESIDENT, WAYS, Finetune
 from experiments.works.llama import SEVEN, TOY, Shape, batches, described, made
@@ -78,7 +78,7 @@ def measure(run: Run) -> Iterator[Row]:
     yield from known
     for about in run.each([about for about in plan if not known.where(**about)]):
         row = {"ended": None, **about, **one(run, about["case"], about["batch"], shape, asked.card)}
-        run.say(f"{WAYS[row['case']].name}, batch {row['batch']}: {row['ended'] or spread_ms('time')(row) + ' ms'}")
+        run.say(f"{WAYS[row['case']].name}, batch {row['batch']}: {row['ended'] or number(ms('time')(row)) + ' ms'}")
         yield row
 
 

@@ -14,7 +14,8 @@ from experiments.clock import Case
 from experiments.lab import Row, Run, by_clock_of, over
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
-from experiments.works.models import COPY, FOREACH, FUSED, GRAPH, HYPER, LOOP, OURS, Bound, Build, Reference, Work
+from experiments.works.models import COPY, FOREACH, FUSED, GRAPH, HYPER, LOOP, OURS, Bound, Build, Work
+from experiments.works.reference import Reference
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.formats import FORMATS
 

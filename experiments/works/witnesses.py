@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from experiments.child import ROOT, chosen_device
+from experiments.child import ROOT
 from experiments.clock import Case
+from experiments.device import chosen_device
 from experiments.lab import Row, Run
 from experiments.works import weight
 from experiments.works.dispatch import Dispatched

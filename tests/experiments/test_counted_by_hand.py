@@ -104,7 +104,7 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
     assert {row["bytes"] for row in rows} == {40 * 28} == {operands(run.cases[COPY].run)}
     monkeypatch.setattr(cpu_step, "works", lambda quick: [small])
     monkeypatch.setattr(cpu_step, "pairs", lambda run, one, other: {})
-    run.options.threads = [1]
+    monkeypatch.setattr(cpu_step.os, "sched_getaffinity", lambda _: {0})
     assert {row["bytes"] for row in cpu_step.measure(run)} == {40 * 28}
     monkeypatch.setattr(close_to_a_copy, "gpt2_shapes", lambda *_: [(4, 8), (8,)])
     run.part = "in_16_bits"
