@@ -39,12 +39,12 @@ def wrong(quoted: Sequence[Mapping[str, str]]) -> Iterator[str]:
     >>> list(wrong([row]))
     []
     >>> list(wrong([row, {**row, "commit": "def5678"}]))
-    ['README and usage quote 2 commits: abc1234, def5678; measure them at one']
+    ['README and usage quote 2 commits: abc1234, def5678; python -m experiments campaign']
     >>> list(wrong([{**row, "files changed since": "2"}]))
     ['files have changed since these were measured, or that is not known: a.b']
     """
     if len(commits := sorted({row["commit"] for row in quoted})) > 1:
-        yield f"README and usage quote {len(commits)} commits: {', '.join(commits)}; measure them at one"
+        yield f"README and usage quote {len(commits)} commits: {', '.join(commits)}; python -m experiments campaign"
     if old := [row["part"] for row in quoted if row["files changed since"] != "0"]:
         yield f"files have changed since these were measured, or that is not known: {', '.join(old)}"
 
