@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from gpu_support import launching
 
 from pagedopt import multi_tensor_apply
 from pagedopt.rules import Rule
-from pagedopt.system import cache, warn
+from pagedopt.system import warn
 
 pytestmark = launching()
 
@@ -25,7 +24,6 @@ def negate(x):  # type: ignore[no-untyped-def]
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PAGEDOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(warn, "_said", set())
-    monkeypatch.setattr(cache, "_temporary", None)
 
 
 def check_both() -> None:
@@ -49,10 +47,9 @@ def test_damaged_cubins_are_made_anew_with_one_warning(tmp_path: Path, recwarn: 
     assert sorted((tmp_path / "cache").glob("*.cubin")) == cubins
 
 
-def test_kernels_that_are_on_no_disk_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_on_no_disk_run(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o1777)  # as /tmp, so it is not used
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not there"))
     with pytest.warns(RuntimeWarning, match="PAGEDOPT_CACHE_DIR") as told:
         check_both()
     assert len(told) == 1
