@@ -19,14 +19,15 @@ from typing import Any
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case
+from experiments.device import chosen_device
 from experiments.lab import Page, Row, Rows, Run, by_clock_of, on_own_clock, over, percent, ratio
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, HYPER, LOOP, OURS
 from experiments.works.dispatch import dispatched
+from experiments.works.fresh import counted_apart
 from experiments.works.models import Work, gpt2_shapes
-from experiments.works.trace import counted, counted_apart
+from experiments.works.trace import counted
 from pagedopt import PagedAdamW, ema
 
 MEASURES = ("kernels", "launch", "tables", "optim", "rules")
