@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from experiments.columns import ms
+from experiments.comparing import best, over
 from experiments.kept import KEPT, ROOT, fill, markdown
-from experiments.lab import Row, Rows, best, ms, number, number_in, over
+from experiments.lab import Row, Rows, number, number_in
 from experiments.lecture.page import Results
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, by_clock_of, number, on_one_clock, over
+from experiments.comparing import by_clock_of, on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Bars
 from experiments.works import contenders
 from experiments.works.contenders import COPY, FOREACH, FUSED, OURS

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 
 import pagedopt
+from experiments.columns import last_line
 from experiments.device import chosen_device
-from experiments.lab import Page, Row, Rows, Run, last_line
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import contenders
 from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP, SGD, Build, Family
 from experiments.works.dispatch import dispatched

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
+from experiments.columns import error, last_line, mib, ms, percent
+from experiments.comparing import on_one_clock
 from experiments.device import chosen_device
-from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, OURS, OURS_GRAPH, Contender

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, over
+from experiments.comparing import over
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import contenders
 from experiments.works.graph import captured
 from experiments.works.models import Work

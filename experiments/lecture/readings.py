@@ -11,7 +11,8 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.lab import Row, Rows, number_in, over
+from experiments.comparing import over
+from experiments.lab import Row, Rows, number_in
 from experiments.launch.reasons import GONE, by_today
 from experiments.pointers.transports import walls
 from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS

@@ -22,11 +22,14 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import Case, Series
-from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio
+from experiments.columns import error, ms, ratio
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import ORANGE, Bars
 from experiments.works import contenders
 from experiments.works.models import HYPER, Bound
-from experiments.works.paged import Problem, push_out
+from experiments.works.paged import Problem
+from experiments.works.states import push_out
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")

@@ -26,25 +26,15 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments.clock import Case, series
+from experiments.columns import formatted, percent, ratio, spread
+from experiments.comparing import by_clock_of, on_own_clock, over
 from experiments.device import chosen_device
-from experiments.lab import (
-    Page,
-    Row,
-    Rows,
-    Run,
-    by_clock_of,
-    formatted,
-    on_own_clock,
-    over,
-    percent,
-    ratio,
-    spread,
-)  # fmt: skip
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Bars, Lines
 from experiments.works import contenders
+from experiments.works.apart import counted_apart
 from experiments.works.contenders import COMPILED, COPY, FUSED, GRAPH, OURS, Build, graph_of
 from experiments.works.dispatch import dispatched
-from experiments.works.fresh import counted_apart
 from experiments.works.graph import captured
 from experiments.works.models import Bound, Work, gpt2_shapes
 from experiments.works.trace import counted

@@ -23,25 +23,14 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import (
-    Column,
-    Page,
-    Row,
-    Rows,
-    Run,
-    by_clock_of,
-    error,
-    ms,
-    number,
-    on_own_clock,
-    over,
-    percent,
-    ratio,
-)
+from experiments.columns import error, ms, percent, ratio
+from experiments.comparing import by_clock_of, on_own_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.pictures import Bars
 from experiments.works import contenders
 from experiments.works.contenders import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
-from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
+from experiments.works.in_place import InPlace
+from experiments.works.link import BOTH, IN_PLACE, MOVES
 from experiments.works.models import Work, gpt2_shapes
 from experiments.works.paged import FULL, QUICK, Problem
 
@@ -165,7 +154,7 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
 
 def away(run: Run) -> Iterator[Row]:
     """All state on the host: staged, in place, and what the link can do."""
-    problem, work, link = Problem(run), run.size(FULL, QUICK), Link.of(run)
+    problem, work, link = Problem(run), run.size(FULL, QUICK), InPlace.of(run)
     about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel, "error": None}
     blocks, _ = link.best_blocks(run)
     plain = run.measure([case for case in link.cases(blocks) if case.name in (BOTH, IN_PLACE)])

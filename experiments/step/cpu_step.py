@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import torch
 
 from experiments.clock import Case, sampled, series
-from experiments.lab import Page, Row, Rows, Run, gb_per_s, number
+from experiments.columns import gb_per_s
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
 

@@ -28,7 +28,9 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, error, formatted, ms, on_own_clock, over, percent, ratio
+from experiments.columns import error, formatted, ms, percent, ratio
+from experiments.comparing import on_own_clock, over
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars, Lines
 from experiments.works import contenders
 from experiments.works.contenders import BITS_8, COPY

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, formatted, ms, on_one_clock, over, percent
+from experiments.columns import formatted, ms, percent
+from experiments.comparing import by_clock_of, on_one_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE, Bars
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, of_copy

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Row, Run, by_clock_of, over
+from experiments.comparing import by_clock_of, over
+from experiments.lab import Row, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
 from experiments.works.models import COPY, FOREACH, FUSED, GRAPH, HYPER, LOOP, OURS, Bound, Build, Work

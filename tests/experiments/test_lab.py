@@ -9,7 +9,8 @@ import pytest
 from pictures import needs_matplotlib
 
 from experiments import pictures
-from experiments.lab import Page, Rows, Table, Verdict, best, number, on_one_clock, over, words
+from experiments.comparing import best, on_one_clock, over
+from experiments.lab import Page, Rows, Table, Verdict, number, words
 from experiments.pictures import Bars, Lines
 from experiments.works import witnesses
 
