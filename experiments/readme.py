@@ -15,9 +15,9 @@ from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
 from experiments.step.clip_and_scale import CAPTURED
 from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
-from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
-from experiments.works.contenders import FUSED as FUSED_STEP
 from experiments.works.finetunes import BACKWARD, RESIDENT
+from experiments.works.models import BITS_8, COMPILED, COPY, GRAPH, OURS
+from experiments.works.models import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 
 FOLDER, PICTURE = ROOT, KEPT / "budgets.png"

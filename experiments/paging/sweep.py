@@ -22,7 +22,7 @@ from experiments.columns import ms, percent
 from experiments.comparing import best, on_one_clock
 from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import Lines
-from experiments.works import contenders
+from experiments.works import builds
 from experiments.works.in_place import InPlace
 from experiments.works.link import BOTH, IN_PLACE, MOVES
 from experiments.works.paged import PAGED, Problem, adamw, away_bytes, placed
@@ -55,7 +55,7 @@ def measure(run: Run) -> Iterator[Row]:
     """Rows of (way, share, case) with times, the ceilings' among them, and one by way with its digests."""
     problem, link = Problem(run), InPlace.of(run)
     blocks, _ = link.best_blocks(run)
-    error = problem.error(contenders.ours(placement=DEVICE))  # all others must have its bits
+    error = problem.error(builds.ours(placement=DEVICE))  # all others must have its bits
     if not error <= problem.work.tolerance:
         raise AssertionError(f"placement='device' is off by {error:.2g}, allowed {problem.work.tolerance:g}")
     params = problem.parameters()
