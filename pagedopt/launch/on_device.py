@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -165,29 +165,61 @@ def _first(max_norm: float | None) -> tuple[float, ...]:
 STAGING_BUFFERS = 4
 
 
-class TableCopy:
-    """A copy of a table in device memory, at one address for as long as it lives."""
+class TableCopy(Transport):
+    """A copy of a table in device memory, at one address for as long as it lives; a graph may own it.
 
-    def __init__(self, table: HostTable, device: int) -> None:
-        nbytes = max(1, len(table.words)) * WORD
-        self._memory, self._copies = driver.DeviceMemory(nbytes, device), StagedCopies(device, nbytes)
-        #: Where kernels read the table, and its bytes on the device.
-        self.address, self.nbytes = self._memory.address, nbytes
+    Args:
+        table: the table as the host has it.
+        device: the CUDA device's index.
+        more: words that lie behind it.
+
+    Attributes:
+        address: where kernels read the table.
+        nbytes: bytes of device memory.
+    """
+
+    name = "copy"
+    in_memory = True
+
+    def __init__(self, table: HostTable, device: int, more: int = 0) -> None:
+        super().__init__(device)
+        self.nbytes = max(1, len(table.words) + more) * WORD
+        self._memory, self._copies = driver.DeviceMemory(self.nbytes, device), StagedCopies(device, self.nbytes)
+        self.address = self._memory.address
         self._stamp = self._rows_stamp = -1
 
-    def fill(self, table: HostTable) -> None:
-        """Copy the table at once, before anything reads it: also during a capture, which does not see this copy."""
-        self._memory.fill(table.words.ctypes.data)
-        self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+    def kind(self, table: HostTable) -> str:
+        return _Lent.kind
 
-    def publish(self, table: HostTable, stream: int) -> None:
-        """Queue a copy of what has changed on ``stream``, which is behind all launches that read it."""
+    def lend(self, table: HostTable, stream: int) -> Lent:
+        """Lend the table.  It is filled in at once, if it is empty: a capture must not do it in each replay."""
+        if self._stamp == -1:
+            self._memory.fill(table.words.ctypes.data)
+            self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+        return _Lent(self, table)
+
+    def publish(self, table: HostTable, stream: int) -> bool:
+        """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
         if table.stamp == self._stamp:
-            return
+            return False
         end = table.rows_at if table.rows_stamp == self._rows_stamp else table.rows_end
         words = table.words if self._stamp == -1 else table.words[:end]
         self._copies.queue(words, self.address, stream)
         self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+        return True
+
+
+class _Lent(Lent):
+    """The arguments of launches over a table at one address."""
+
+    kind = table_type(0)
+
+    def __init__(self, copy: TableCopy, table: HostTable) -> None:
+        self.address, self._table = copy.address, table
+
+    def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
+        first, last = span or (0, len(self._table.chunk_words))
+        return [(argument_at(self.address, self._table, (first, last)), last - first)] if first < last else []
 
 
 class StagedCopies:
@@ -226,7 +258,7 @@ class StagedCopies:
 SINGLE = 1
 
 
-class DeviceStep(Transport):
+class DeviceStep(TableCopy):
     """A table in device memory, and the prologue that computes its hyperparameters.  Each row is a set of its own.
 
     Args:
@@ -241,14 +273,12 @@ class DeviceStep(Transport):
         inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, and in the
             upper half the seed; the address of its step count; that of each hyperparameter.  Set :attr:`changed` after
             a write.
-        address: where kernels read the table.
         constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
         reads_hyperparameters: whether one is a tensor, which the prologue reads when its turn comes.
         copies: how many copies were queued.
     """
 
     name = "device"
-    in_memory = True
     may_be_copied = True  # its table is on the device, at one address
 
     def __init__(
@@ -260,7 +290,6 @@ class DeviceStep(Transport):
         counters: npt.NDArray[np.float64] | None = None,
         factor: Factor | None = None,
     ) -> None:
-        super().__init__(device)
         self._rule, self._rows, self._factor = rule, len(table.scalars), factor
         if factor is not None:  # sent once: the prologue writes the numbers before it
             table.scalars[:, rule.uniform_count] = factor.word
@@ -272,20 +301,14 @@ class DeviceStep(Transport):
         self.inputs = self._image[self._inputs_at : self._constants_at].reshape(self._rows, 2 + width)
         self.constants = self._image[self._constants_at : self._counters_at].view(np.float64).reshape(groups, width)
         self._image[self._counters_at :] = own.view(np.uint64)
-        self._memory = driver.DeviceMemory(max(1, total) * WORD, device)
-        self.address = self._memory.address
-        self._copies = StagedCopies(device, max(1, total) * WORD)
+        super().__init__(table, device, total - len(table.words))
         self._last = driver.Event(device)
         self._stream: int | None = None  # on which ``_last`` was recorded
-        self._stamp = -1
         self.changed, self.reads_hyperparameters, self.copies = True, False, 0
 
     def compile(self) -> None:
         """Compile (or load) the prologue now."""
         cuda.prologue_kernel(self._rule, self.device)
-
-    def kind(self, table: HostTable) -> str:
-        return table_type(0)
 
     def constant_at(self, group: int, scalar: int) -> int:
         """The address of one of :attr:`constants`."""
@@ -304,14 +327,13 @@ class DeviceStep(Transport):
             self._stamp, self.changed = table.stamp, False
         else:
             self.publish(table, stream)
-        return _Lent(self, table, stream, capturing)
+        return _LentBehindPrologue(self, table, stream, capturing)
 
     def is_told(self, table: HostTable) -> bool:
         """Whether nothing has changed since the last copy was queued."""
         return table.stamp == self._stamp and not self.changed
 
     def publish(self, table: HostTable, stream: int) -> bool:
-        """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
         if self.is_told(table):
             return False
         if self._stream is not None and self._stream != stream:
@@ -340,25 +362,21 @@ class DeviceStep(Transport):
         self._stream = stream
 
 
-class _Lent(Lent):
+class _LentBehindPrologue(_Lent):
     """The arguments of launches behind one run of the prologue."""
 
-    kind = table_type(0)
-
     def __init__(self, step: DeviceStep, table: HostTable, stream: int, capturing: bool) -> None:
-        self._step, self._table, self._stream, self._capturing = step, table, stream, capturing
-        self.address, self._prologue_ran = step.address, False
+        super().__init__(step, table)
+        self._step, self._stream, self._capturing, self._prologue_ran = step, stream, capturing, False
 
-    def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
-        """Yield the argument of each launch; the first one finds the prologue queued before it."""
-        first, last = span or (0, len(self._table.chunk_words))
-        argument = argument_at(self.address, self._table, (first, last))
+    def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
+        """Return the argument of each launch; before the first one the prologue is queued."""
+        found = super().parts(span)
         if not self._prologue_ran:  # last, for it counts the step: what fails before has changed nothing
             kernel, numbers, rows = self._step.prologue(self._table)
             kernel(numbers, rows, cuda.Stream(self._stream))
             self._prologue_ran = True
-        if first < last:
-            yield argument, last - first
+        return found
 
     def __exit__(self, *_: object) -> None:
         if not self._capturing:
