@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import Program, assert_has, safetensors
+from command_line import Program, assert_has, parameter_count, safetensors
 
 from pagedopt import Rates, estimate
 from pagedopt.commands import plan_rows
 from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import BLOCK, FEWEST
 from pagedopt.planning import rates
-from pagedopt.planning.sizes import SIZES, parameter_count
+from pagedopt.planning.sizes import SIZES
 from pagedopt.system import host, machine
 
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def test_gradients_within_the_backward_take_no_more_than_all_of_them() -> None:
 def test_sizes_are_those_that_train_trains(rated: Program) -> None:
     for name, size in SIZES.items():
         rows = rated.reports("--size", name)["rows"]
-        assert rows[0]["parameters"] == parameter_count(size, size.block)
+        assert rows[0]["parameters"] == parameter_count(size)
 
 
 @pytest.mark.parametrize("placement", ["device", "host", "managed-driver"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from command_line import Program, assert_has
+from command_line import Program, assert_has, parameter_count
 from pictures import needs_matplotlib
 from rich.console import Console
 from stand_ins import raising
@@ -18,9 +18,9 @@ from stand_ins import raising
 from pagedopt.commands import contest
 from pagedopt.commands.contest import Contender
 from pagedopt.commands.train import GONE, NAMES
-from pagedopt.planning.sizes import SIZES, parameter_count
+from pagedopt.planning.sizes import SIZES
 
-STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
+STATE = 8 * parameter_count(SIZES["tiny"])  # bytes of two float32 moments
 NO_BIT = "The budget has changed no bit of"
 
 
@@ -271,7 +271,7 @@ def test_sizes_and_options_in_help_are_so(program: Program) -> None:
     assert f"default: {small.steps} on a CPU, {gpt2.steps} on a GPU" in text
     assert f"default: {small.batch} on a CPU, {gpt2.batch} on a GPU" in text
     assert not any(f" {option} " in text for option in " ".join(GONE).split())
-    assert round(parameter_count(small, small.block) / 1e6, 1) == 3.3
+    assert round(parameter_count(small) / 1e6, 1) == 3.3
 
 
 def test_help_does_not_wait_for_torch() -> None:

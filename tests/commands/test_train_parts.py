@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from command_line import parameter_count
 
 from pagedopt.commands.contest import bits_equal, curves_agree, tolerance
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.commands.parser import UsageError
-from pagedopt.planning.sizes import SIZES, parameter_count
+from pagedopt.planning.sizes import SIZES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -40,10 +42,10 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 
 
 def test_model_is_causal_and_counted() -> None:
-    size = SIZES["tiny"]
-    model = build_model(size, 16, seed=3, device=CPU)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size, 16)
-    assert 124e6 < parameter_count(SIZES["gpt2"], 1024) < 125e6
+    size = replace(SIZES["tiny"], block=16)
+    model = build_model(size, seed=3, device=CPU)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size)
+    assert 124e6 < parameter_count(SIZES["gpt2"]) < 125e6
     seen: list[torch.Tensor] = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     tokens = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
@@ -53,7 +55,7 @@ def test_model_is_causal_and_counted() -> None:
         model(text, tokens)
     assert torch.equal(seen[0][:, :9], seen[1][:, :9])
     assert not torch.isclose(seen[0][:, 9:], seen[1][:, 9:]).all(dim=-1).any()
-    assert torch.equal(model.tokens.weight, build_model(size, 16, 3, CPU).tokens.weight)
+    assert torch.equal(model.tokens.weight, build_model(size, 3, CPU).tokens.weight)
 
 
 def test_learning_rate_rises_and_falls() -> None:
