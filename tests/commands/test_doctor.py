@@ -20,10 +20,9 @@ from stand_ins import raising
 from pagedopt import PagedAdamW, Rates
 from pagedopt.commands import examine
 from pagedopt.commands.doctor import about_card
-from pagedopt.kernels import cpu
 from pagedopt.placements import choose
 from pagedopt.planning import rates
-from pagedopt.system import driver, machine
+from pagedopt.system import driver, internals, machine
 from pagedopt.system import look as build
 from pagedopt.system.state_file import FOLDER_VARIABLE
 
@@ -283,7 +282,7 @@ def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkey
 def test_a_torch_without_a_team_of_threads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = dict.fromkeys(examine.PACKAGES, "1")
     assert not any("one thread" in note for note in examine.notes(packages))
-    monkeypatch.setattr(cpu, "openmp", lambda: None)
+    monkeypatch.setattr(internals, "openmp", lambda: None)
     assert any("steps on a CPU take one thread" in note for note in examine.notes(packages))
 
 
