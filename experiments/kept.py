@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import experiments
-from experiments.child import refuse
+from experiments.device import refuse
 from experiments.lab import Page, Rows, Table, as_json
 from pagedopt.system import machine
 

@@ -11,7 +11,7 @@ from .common.names import attach
 from .optim.foreign_options import NAMES
 from .optim.registry import OPTIMIZERS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403

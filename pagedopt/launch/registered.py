@@ -49,7 +49,9 @@ def define(
         RuntimeError: the library has an operator of this name.
 
     Example:
-        >>> double = define("double_", "Tensor(a!) x", lambda x: x.mul_(2), lambda x: None)
+        >>> def twice(x):
+        ...     x.mul_(2)  # an operator that writes returns nothing
+        >>> double = define("double_", "Tensor(a!) x", twice, lambda x: None)
         >>> double(torch.ones(3))
 
     Source: https://docs.pytorch.org/docs/stable/library.html

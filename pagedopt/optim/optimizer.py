@@ -337,7 +337,7 @@ class PagedOptimizer(RuleOptimizer):
 
         Example:
             >>> with optimizer.guard():
-            ...     loss = model(batch)
+            ...     loss = model(batch).mean()
             ...     loss.backward()
         """
         try:

@@ -53,7 +53,7 @@ def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["c++"]
 
 
-def _command(target: str) -> list[str]:
+def _command(source: str, target: str) -> list[str]:
     """Return the command that compiles ``look.cpp`` as torch compiles its extensions."""
     root, python = Path(torch.__file__).parent, sysconfig.get_paths()["include"]
     standards = re.findall(r"'-std=(c\+\+\d+)'", (root / "utils" / "cpp_extension.py").read_text())
@@ -61,15 +61,18 @@ def _command(target: str) -> list[str]:
         *_compiler(), "-O2", f"-std={max(standards, default='c++17')}", "-shared", "-fPIC", "-fvisibility=hidden",
         "-ffp-contract=off", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         f"-DTORCH_EXTENSION_NAME={_NAME}", f"-I{root / 'include'}", f"-I{root / 'include/torch/csrc/api/include'}",
-        f"-I{python}", str(_SOURCE), "-o", target, f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10",
+        f"-I{python}", source, "-o", target, f"-L{root / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10",
     ]  # fmt: skip
 
 
 @functools.cache
 def _file() -> str:
-    """Return the name of the extension in the cache: of this build of torch and Python, this command and text."""
+    """Return the name of the extension in the cache: of this build of torch and Python, this command and text.
+
+    Copies of the package share it, wherever they lie.
+    """
     build = torch.__version__, torch.version.git_version, sys.version, platform.machine()
-    text = repr((build, _command(""), _SOURCE.read_text()))
+    text = repr((build, _command("", ""), _SOURCE.read_text()))
     return f"look-{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
 
 
@@ -98,8 +101,8 @@ def _compile() -> None:
         target = Path(folder, "look.so")
         try:
             done = subprocess.run(
-                _command(str(target)), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-                timeout=LIMIT,
+                _command(str(_SOURCE), str(target)), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                errors="replace", timeout=LIMIT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             cache.store(_reason(), f"the compiler took more than {LIMIT} s".encode())

@@ -1,13 +1,11 @@
 """The program, as it is typed."""
 
 import json
-import math
 from typing import Any
 
 import pytest
 
 from pagedopt.commands.main import main
-from pagedopt.planning.sizes import Size, shapes
 
 
 class Program:
@@ -57,11 +55,6 @@ class Program:
         status, said, complaint = self.run(*arguments)
         assert (status, said, complaint.count("\n")) == (2, "", 1), complaint
         return complaint
-
-
-def parameter_count(size: Size) -> int:
-    """Of a GPT of this size."""
-    return sum(map(math.prod, shapes(size)))
 
 
 def from_json(text: str) -> Any:

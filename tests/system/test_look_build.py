@@ -146,6 +146,19 @@ def test_an_optimizer_begins_it_and_waits_for_none(anew: Path, tmp_path: Path, m
     assert "error: at last" in build.why_none()
 
 
+def test_a_copy_of_the_package_finds_the_same_extension(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, copy = build._file(), tmp_path / "look.cpp"
+    copy.write_text(build._SOURCE.read_text())
+    monkeypatch.setattr(build, "_SOURCE", copy)
+    build._file.cache_clear()
+    assert build._file() == name
+    copy.write_text("another")
+    build._file.cache_clear()
+    assert build._file() != name
+
+
 @pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 def test_what_is_compiled_is_kept_and_a_file_that_is_damaged_is_compiled_anew(
     anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
