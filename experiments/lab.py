@@ -12,6 +12,8 @@ import contextlib
 import functools
 import gc
 import itertools
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -303,3 +305,20 @@ class Page:
         """One PNG, of panels (:mod:`experiments.pictures`) or by a function of an empty figure and the rows."""
         if rows:
             self.pictures.append((name, rows, draw, title, by))
+
+
+# --- JSON
+
+
+def as_json(content: Any) -> str:
+    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
