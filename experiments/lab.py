@@ -134,18 +134,13 @@ class Run:
                 self.free()
             yield item
 
-    def measure(
-        self,
-        cases: Sequence[Case],
-        rounds: int | None = None,
-        seconds: float | None = None,
-        warmup: int | None = None,
-        device: torch.device | None = None,
-    ) -> dict[str, Any]:
-        """The series ``host``, ``wall`` and ``gpu`` by name of case; ``device``: a CPU times the host alone."""
-        warmup = self.warmup if warmup is None else warmup
-        rounds, seconds = rounds or self.rounds, seconds or self.seconds
-        return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
+    def measure(self, cases: Sequence[Case], **how: Any) -> dict[str, Any]:
+        """The series ``host``, ``wall`` and ``gpu`` by name of case.
+
+        ``how``: rounds, seconds, warmup or device of its own; a CPU times the host alone.
+        """
+        usual = {"rounds": self.rounds, "seconds": self.seconds, "warmup": self.warmup, "device": self.device}
+        return measure(cases, **{**usual, **how})
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[Row]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
