@@ -13,7 +13,7 @@ import torch
 from host_build import build, functors, launch
 from kernel_names import instance, sums_instance
 from support import BF16, DTYPES, F16, F32, F64
-from tests.tables.test_layout import assert_no_padding, assertions, compile_with
+from tests.tables.test_table import assert_no_padding, assertions, compile_with
 
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import INT8
