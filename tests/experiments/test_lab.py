@@ -20,8 +20,10 @@ from pictures import needs_matplotlib
 
 from experiments import child, pictures
 from experiments import clock as timing
-from experiments.lab import Page, Rows, Table, Verdict, best, number, on_one_clock, over, words
+from experiments.comparing import best, on_one_clock, over
+from experiments.lab import Page, Rows, Table, Verdict, number, words
 from experiments.pictures import Bars, Lines
+from experiments.works import witnesses
 
 
 def stats(median: float, clock: str = "wall") -> dict[str, Any]:
@@ -86,6 +88,18 @@ def test_a_table_has_a_line_per_row_and_a_grid_one_per_way() -> None:
     assert isinstance(second, Table)
     assert second.full() == Table("b, 10", ["way", "µs"], [["b", "7"]])
     assert grid == Table("grid", ["n", "10", "2,000"], [["a", "5", "1,234"], ["b", "7", "-"]])
+
+
+@pytest.mark.parametrize(
+    ("code", "report", "words"),
+    [
+        (-9, [], "ncu was stopped after 200 s"),
+        (9, ["==PROF== 0", "==ERROR== LaunchFailed"], "ncu shut down the process that it watched: LaunchFailed"),
+        (1, [], "ncu ended with 1: the output's end"),
+    ],
+)
+def test_counters_that_are_not_there_say_why(code: int, report: list[str], words: str) -> None:
+    assert witnesses.why_not(code, report, ["the output's end"]) == words
 
 
 def test_times_of_two_clocks_are_not_compared() -> None:
