@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from optim_support import bits, same, step_on
-from tests.optim.test_numbers import NADAM
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
@@ -18,6 +17,7 @@ from pagedopt.optim.launch import Work
 from pagedopt.placements import store as stores
 from pagedopt.rules import sqrt
 from tests.acts import absent
+from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import RESIDENT, Side, Worlds, groups_of, numbers, parameters, steps
 
