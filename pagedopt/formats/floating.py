@@ -146,7 +146,7 @@ def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Fo
     """
     found = chosen_format(state_format, state.name)
     if found is None:
-        return of_dtype(param, f"state {state.name!r}")
+        return of_dtype(state.moment.stored(param) if state.moment else param, f"state {state.name!r}")
     if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
             f"state_format is {found.name!r} for {state.name!r} of a parameter of {param}: torch has no complex "
