@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from experiments.columns import ms
+from experiments.comparing import best, over
 from experiments.kept import KEPT, ROOT, fill, markdown
-from experiments.lab import Row, Rows, best, ms, number, number_in, over
+from experiments.lab import Row, Rows, number, number_in
 from experiments.lecture.page import Results
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
@@ -13,9 +15,9 @@ from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
 from experiments.step.clip_and_scale import CAPTURED
 from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
-from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
-from experiments.works.contenders import FUSED as FUSED_STEP
 from experiments.works.finetunes import BACKWARD, RESIDENT
+from experiments.works.models import BITS_8, COMPILED, COPY, GRAPH, OURS
+from experiments.works.models import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 
 FOLDER, PICTURE = ROOT, KEPT / "budgets.png"
@@ -50,6 +52,7 @@ FINETUNES = {
     "torchao": f"torchao {OFFLOAD.split()[-1]}, gradients offloaded",
     "optimi": "optimi AdamW, gradient release, Kahan sums",
 }
+PUSHED_OUT = "torchtune_out"
 RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
@@ -202,7 +205,7 @@ def numbers(results: Results) -> str:
         f"At batch 1 the update is hidden only in part: {number(ms('time')(small[BACKWARD]))} ms an iteration, torch's "
         f"{number(ms('time')(small[RESIDENT]))}, in {small[BACKWARD]['taken']:.1f} GiB. 8-bit state is rounded, so "
         f"losses\ndiffer from float32's. Memory is by the driver. bitsandbytes' pages stay on the GPU while "
-        f"there is room; pushed out,\ntorchtune's recipe reaches {large['torchtune_out']['tokens_s']:,.0f} tokens/s. "
+        f"there is room; pushed out,\ntorchtune's recipe reaches {large[PUSHED_OUT]['tokens_s']:,.0f} tokens/s. "
         f"No 24 GB card was measured; links slower than PCIe 5.0 x16 take longer.\n"
         f"{machine['when'][:10]}, {versions}."
     )

@@ -35,7 +35,9 @@ class Moment:
 
     Example:
         >>> @pagedopt.rule(moments={"level": pagedopt.Moment(signed=False, decay="beta", squares=True)})
-        ... def root_mean(param, grad, level, *, lr, beta): ...
+        ... def root_mean(param, grad, level, *, lr, beta):
+        ...     level = beta * level + (1 - beta) * grad * grad
+        ...     return param - lr * grad / (level.sqrt() + 1e-8), level
     """
 
     signed: bool = True
@@ -51,10 +53,6 @@ class Moment:
             object.__setattr__(self, "squares", False)
         if self.weights and not self.exact:
             object.__setattr__(self, "exact", WEIGHTS)
-
-    def stored(self, param: torch.dtype) -> torch.dtype:
-        """Return the dtype that it has where no format is named."""
-        return torch.promote_types(param, torch.float32) if self.weights else param
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
     "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
+    "clipped": functools.partial(PagedAdamW, **CAPTURABLE, max_grad_norm=0.5),
 }
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
