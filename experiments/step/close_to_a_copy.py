@@ -40,7 +40,7 @@ ANSWERS = {
     "close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits",
     "every_optimizer": "every_optimizer",
 }  # fmt: skip
-NOTE = {"in_16_bits": "int8", "in_8_bits": "int8", "every_optimizer": "optimizers"}
+NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
 MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
 #: Work → who steps over it on the GPU, and on the CPU.
