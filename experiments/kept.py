@@ -225,7 +225,11 @@ def newest(folder: Path, name: str) -> Path:
         SystemExit: there are none.
     """
     there = folder.glob(f"{name}-*.json")
-    found = min(there, key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime), default=None)
+
+    def rank(path: Path) -> tuple[bool, str]:
+        return not path.stem.endswith("-cpu"), json.loads(path.read_text())["machine"]["when"]
+
+    found = max(there, key=rank, default=None)
     if found is None:
         refuse(f"no results {name}-*.json in {folder}: run the experiment first, or name a file")
     return found

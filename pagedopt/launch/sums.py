@@ -23,7 +23,7 @@ from ..tables.layout import BLOCK, WORD, HostTable, Words, choose_geometry
 from ..tables.storage import StorageFormat
 from ..tables.tensors import has_memory, is_dense, is_fake
 from ..transports.choose import TransportOption, create, shared
-from ..transports.transport import Argument, Lent, Transport, argument_at, opaque
+from ..transports.transport import Transport, opaque
 from .on_device import Factor, TableCopy
 
 Sums = npt.NDArray[np.float64]
@@ -157,7 +157,7 @@ class DeviceSquares(Squares):
         self._memory = DeviceMemory(max(1, len(self._sums)) * WORD, self._index)
         self._begin_at(self._memory.address)
         self._transports: list[Transport] = [
-            OwnTable(each.table, self._index) if transport is None else create(transport, self._index)
+            TableCopy(each.table, self._index) if transport is None else create(transport, self._index)
             for each in self.lists
         ]
 
@@ -180,7 +180,7 @@ class DeviceSquares(Squares):
         """Queue copies of tables that lie in device memory, where they have changed, on the current stream."""
         with torch.cuda.device(self._index):
             for each, transport in zip(self.lists, self._transports, strict=True):
-                if isinstance(transport, OwnTable):
+                if isinstance(transport, TableCopy):
                     transport.publish(each.table, internals.current_stream(self._index))
 
     def add(self, factor: Factor | None) -> torch.Tensor | None:
@@ -196,40 +196,6 @@ class DeviceSquares(Squares):
                 total(at, count, target, factor, self._index)
                 at, target = at + WORD * count, target + WORD
         return totals
-
-
-class OwnTable(Transport):
-    """A table in device memory, which a captured graph owns: filled at once, and told of changes in stream order."""
-
-    name = "own"
-    in_memory = True
-
-    def __init__(self, table: HostTable, device: int) -> None:
-        super().__init__(device)
-        self._copy, self._filled = TableCopy(table, device), False
-
-    def kind(self, table: HostTable) -> str:
-        return _Owned.kind
-
-    def publish(self, table: HostTable, stream: int) -> None:
-        """Queue a copy of what has changed."""
-        self._copy.publish(table, stream)
-
-    def lend(self, table: HostTable, stream: int) -> Lent:
-        if not self._filled:
-            self._copy.fill(table)
-            self._filled = True
-        return _Owned(argument_at(self._copy.address, table), len(table.chunk_words))
-
-
-class _Owned(Lent):
-    kind = "TableAt"
-
-    def __init__(self, argument: Argument, chunks: int) -> None:
-        self._parts = ((argument, chunks),)
-
-    def parts(self, span: object = None) -> tuple[tuple[Argument, int], ...]:
-        return self._parts
 
 
 def total(sums: int, count: int, target: int, factor: Factor | None, device: int) -> None:

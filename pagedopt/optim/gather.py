@@ -149,7 +149,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
     params: list[torch.Tensor] = []
     turns: dict[int, int] = {}
     first: dict[int, int] = {}
-    rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
+    rules = tuple([optimizer.update_of(group) for group in optimizer.param_groups])
     for rule in rules:
         check_rule(rule)
         check_update(rule)
@@ -256,7 +256,7 @@ def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str
     """
     said = optimizer.state_format_of(group)
     if any(isinstance(chosen_format(said, name), Choice) for name in states):
-        check_rule(optimizer.rule_of(group))
+        check_rule(optimizer.update_of(group))
         chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
         for p in group["params"]:
             for name in chosen:

@@ -58,8 +58,8 @@ class Run:
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
         """An optimizer; on a CPU its state, in whatever format, is where it is."""
         if self.card is None:
-            same = ("state_format", "param_format", "param_rounding", "max_grad_norm", "fused", "amsgrad")
-            options = {name: value for name, value in options.items() if name in same}
+            away = ("placement", "device_budget", "host_access", "transport", "blocks", "preallocate", "capturable")
+            options = {name: value for name, value in options.items() if name not in away}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
 
     def net(self, count: int = 3, **options: Any) -> tuple[nn.Module, PagedAdamW]:

@@ -247,3 +247,34 @@ def test_a_second_main_stream(run: Run, scaled: bool) -> Ends:
             step(run, optimizer, number, scaled)
     run.wait(None, streams[1])
     return ends_of(params, optimizer)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fused": True}, {"fused": True, "device_budget": 0}, {}, {"captured": True}, {"fused": True, "scaled": True}],
+    ids=str,
+)
+@played(some_orders)
+def test_steps_without_a_finite_norm_are_left_out(run: Run, options: dict[str, Any]) -> Ends:
+    """On the card, or by the host, which reads the norm; and so in each replay of a graph."""
+    captured, by_scaler = options.get("captured", False), options.get("scaled", False)
+    own = {name: value for name, value in options.items() if name not in ("captured", "scaled")}
+    params, graph = run.params(SIZES), None
+    capturable = {"capturable": captured} if run.card is not None else {}
+    optimizer = run.adamw(params, max_grad_norm=1.0, skip_nonfinite=True, **own, **capturable)
+    for number in range(7):
+        run.gradients(params)
+        if number in (1, 4, 5):
+            params[1].grad[3] = float("nan" if number == 4 else "inf")
+        if graph is not None:
+            optimizer.refresh()
+            graph.replay()
+            continue
+        step(run, optimizer, number, by_scaler)
+        if captured and run.card is not None and number == 2:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+    counts = [optimizer.state[p]["step"].detach().cpu() for p in params]
+    skipped = torch.tensor(optimizer.skipped)
+    return [*ends_of(params, optimizer), *counts, skipped, optimizer.grad_norm.cpu()]
