@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import experiments
-from experiments.child import refuse
+from experiments.device import refuse
 from experiments.lab import Page, Rows, Table
 from pagedopt.commands.tables import as_json
 from pagedopt.system import machine

@@ -169,27 +169,10 @@ def error(column: Column = "error") -> Shown:
     return formatted(column, "{:.1e}", "")
 
 
-def gb(column: Column) -> Shown:
-    """A column of bytes in GB; less than half a megabyte is 0."""
-    found = in_units(column, 1e9)
-    return lambda row: "0" if abs(found(row) or 1) < 5e-4 or found(row) == 0 else number(found(row))
-
-
 def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
     """A series: its median, and from where to where most of it lies."""
     ends, pattern = ("median", low, high), "{} ({} to {})"
     return lambda row: pattern.format(*(number(x[e]) for e in ends)) if (x := cell(row, column)) else "-"
-
-
-def spread_ms(column: Column) -> Shown:
-    """From where to where most of a series of µs lies, in ms."""
-    ends, pattern = ("p10", "p90"), "{} to {}"
-    return lambda row: pattern.format(*(number(x[e] / 1e3) for e in ends)) if (x := cell(row, column)) else "-"
-
-
-def yes_or_no(column: Column) -> Shown:
-    """A column of booleans."""
-    return lambda row: "yes" if cell(row, column) else "no"
 
 
 def last_line(column: Column = "ended") -> Shown:
@@ -264,25 +247,6 @@ class Run:
         warmup = self.warmup if warmup is None else warmup
         rounds, seconds = rounds or self.rounds, seconds or self.seconds
         return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
-
-    def wall(self, cases: Sequence[Case], rounds: int | None = None, seconds: float | None = None) -> dict[str, Any]:
-        """Wall times of what blocks the host or moves pages: each is waited for, and so is what comes before it."""
-
-        def waited(run: Callable[[], object]) -> Callable[[], None]:
-            def call() -> None:
-                run()
-                torch.cuda.synchronize()
-
-            return call
-
-        found = [Case(case.name, waited(case.run), waited(case.prepare)) for case in cases]
-        times = self.measure(found, rounds, seconds, 1, torch.device("cpu"))
-        return {name: timing["wall"] for name, timing in times.items()}
-
-    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int | None = None) -> dict[str, Any]:
-        """Times until a call returns, whatever it queued."""
-        found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
-        return {name: timing["host"] for name, timing in found.items()}
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[Row]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""

@@ -11,7 +11,7 @@ from .common.names import attach
 from .optim.foreign_options import NAMES
 from .optim.registry import OPTIMIZERS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .launch.apply import multi_tensor_apply as multi_tensor_apply
     from .launch.sweep import Sweep as Sweep
     from .optim import *  # noqa: F403
+    from .optim.average import ema as ema
     from .optim.options import Options as Options
     from .planning.estimate import Estimate as Estimate
     from .planning.estimate import estimate as estimate
@@ -36,6 +37,7 @@ _MODULES = {
 
     ".planning.estimate": ("Estimate", "estimate"),
     ".optim": ("MemoryReport", "PagedOptimizer", "run_with_room", *(entry.name for entry in OPTIMIZERS)),
+    ".optim.average": ("ema",),
     ".optim.options": ("Options",),
     ".formats.choice": ("Moment",),
     ".tables.pointers": ("PointerTable",),

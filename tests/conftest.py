@@ -40,8 +40,10 @@ MOST_KEPT = 1 << 30
 def pytest_configure(config: pytest.Config) -> None:
     heed_interrupts()
     if not hasattr(config, "workerinput"):  # workers of pytest-xdist inherit the variables from the controller
-        os.environ[RUN_FOLDER] = folder = tempfile.mkdtemp(prefix="pagedopt-tests-")
-        os.environ["PAGEDOPT_CACHE_DIR"] = str(_kept_kernels(config) or os.path.join(folder, "cache"))
+        folder = tempfile.mkdtemp(prefix="pagedopt-tests-")
+        if RUN_FOLDER not in os.environ:  # a run that a test starts uses the kernels of the run that it is a part of
+            os.environ["PAGEDOPT_CACHE_DIR"] = str(_kept_kernels(config) or os.path.join(folder, "cache"))
+        os.environ[RUN_FOLDER] = folder
     config.pluginmanager.register(Turns(Path(os.environ[RUN_FOLDER])))
     if RECORD in os.environ and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(Path(os.environ[RECORD]).resolve()))
@@ -64,14 +66,15 @@ def _kept_kernels(config: pytest.Config) -> Path | None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ[RUN_FOLDER], ignore_errors=True)
+        shutil.rmtree(os.environ.pop(RUN_FOLDER), ignore_errors=True)
 
 
-def pytest_sessionstart() -> None:
-    """Compile the look before any test begins: none has to wait for a compiler, and steps use it from the first on."""
-    from pagedopt.system.look import compiled_look
+def pytest_collection(session: pytest.Session) -> None:
+    """Compile the look while tests are collected; the controller of pytest-xdist collects none."""
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        from pagedopt.system.look import compiled_look
 
-    compiled_look(wait=True)
+        compiled_look()
 
 
 @pytest.hookimpl(tryfirst=True)  # before long ones are left out
@@ -86,6 +89,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    """No test has to wait for the compiler of the look, and steps use it from the first on."""
+    from pagedopt.system.look import compiled_look
+
+    compiled_look(wait=True)
+    freeze()
+
+
+def freeze() -> None:
     """Tests look for what is garbage, often: without all modules and tests among it that takes no time."""
     gc.collect()
     gc.freeze()
@@ -100,7 +111,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     global _modules
     if nextitem is not None and (nextitem.path != item.path or len(sys.modules) > _modules + 20):
         _modules = len(sys.modules)
-        pytest_collection_finish()
+        freeze()
 
 
 _modules = len(sys.modules)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import pagedopt
-from experiments.child import chosen_device
+from experiments.device import chosen_device
 from experiments.lab import Page, Row, Rows, Run, last_line
 from experiments.works import contenders
 from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP, SGD, Build, Family

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -29,7 +28,7 @@ from experiments.clock import series
 from experiments.lab import Column, Page, Row, Rows, Run, ms, over, ratio
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars
 from experiments.works.staged import staged
-from experiments.works.training import Load, Make, Mark, Training
+from experiments.works.training import Load, Make, Training
 from pagedopt import PagedAdamW
 from pagedopt.formats.floating import StateFormat
 from pagedopt.planning.sizes import SIZES
@@ -41,7 +40,6 @@ MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
 FUSED, RESIDENT, EXPOSED, HIDDEN = "torch fused, resident", "resident", "on the host, exposed", "on the host, hidden"
 CALLS, NEARLY = "on the host, exposed, call by call", "on the host but for 64 MiB, hidden"
 MODELS = {"355 M": "gpt2-medium", "1.56 B": "gpt2-xl"}
-PIECES = ("forward", "backward", "clip")
 #: (model, load, format of state, way)
 Plan = tuple[str, Load, str, str]
 PLAN: tuple[Plan, ...] = tuple(
@@ -82,10 +80,9 @@ def measure(run: Run) -> Iterator[Row]:
             size = SIZES[run.size(MODELS[model], "tiny")]
             with staged("calls" if way == CALLS else "graph"):
                 training = Training(run.device, size, load, maker(way, state))
-            hides = way in (HIDDEN, NEARLY)
-            if hides:
+            if way in (HIDDEN, NEARLY):
                 training.optimizer.attach(training.model)
-            yield {**about, **timed(run, training), **(of_overlap(training) if hides else {})}
+            yield {**about, **timed(run, training)}
             del training
     for package, way, state, models in run.each(RIVALS if run.part == "offloaders" else ()):
         if importlib.util.find_spec(package) is None:
@@ -122,34 +119,21 @@ def maker(way: str, state: str) -> Make:
 
 
 def timed(run: Run, training: Training) -> Row:
-    """Times of iterations and of their parts (µs), and device memory at the peak (bytes)."""
+    """Times of iterations (µs), and device memory at the peak (bytes)."""
     for _ in range(3):
         training.iterate()
     training.wait()
     training.host.clear()
     if run.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    begin = time.perf_counter()
-    marks = [training.iterate() for _ in range(run.size(8, 2))]
-    host = (time.perf_counter() - begin) * 1e6 / len(marks)
-    marks.append([Mark(run.device)])
+    begins = [training.iterate() for _ in range(run.size(8, 2))]  # of the last one no end is marked: no forward follows
     training.wait()
-    clock = "GPU" if run.device.type == "cuda" else "wall"
-    whole = [after[0].since(before[0]) for before, after in itertools.pairwise(marks)][:-1]  # the last has no forward
-    parts = zip(*([b.since(a) for a, b in itertools.pairwise(each)] for each in marks[:-1]), strict=True)
+    whole = [after.since(before) for before, after in itertools.pairwise(begins)]
     return {
-        "time": series(whole, clock),
-        **{name: series(of, clock) for name, of in zip(PIECES, parts, strict=True)},
+        "time": series(whole, "GPU" if run.device.type == "cuda" else "wall"),
         "step_host": series(training.host, "host"),
-        "host": series([host], "host"),
         "peak": torch.cuda.max_memory_allocated() if run.device.type == "cuda" else 0,
     }
-
-
-def of_overlap(training: Training) -> Row:
-    """Launches that were hidden and waited for, and steps that were not queued."""
-    report = training.optimizer.overlap_report()
-    return {"plain": sum(report.plain.values())}
 
 
 def derive(rows: Rows) -> Rows:
@@ -170,6 +154,15 @@ def derive(rows: Rows) -> Rows:
 def color(name: str) -> str:
     """Blue is what this package hides."""
     return BLUE if "hidden" in name else ORANGE if EXPOSED in name else GRAY
+
+
+def finding(hidden: Rows) -> str:
+    """How much shorter an iteration is whose step is hidden."""
+    shares = sorted(row["of_exposed"] for row in hidden if row["of_exposed"]) or [1.0]
+    return (
+        f"Hidden under the forward (blue), {100 * shares[0]:.0f} to {100 * shares[-1]:.0f} % of an iteration with the "
+        "step exposed (orange)\ngrey: state on the device"
+    )
 
 
 COLUMNS: dict[str, Column] = {
@@ -193,7 +186,7 @@ def report(page: Page, rows: Rows) -> None:
     page.picture("iterations", rows, [Bars(title="an iteration of {model} parameters, 8 x 1,024 tokens",
         name="name", length="time", unit="ms", scale=1e3, colors=color,
         where={"model": model}) for model in MODELS],
-        "State on the device (grey); on the host, its step exposed (orange) and hidden (blue)")  # fmt: skip
+        finding(rows.where(way=HIDDEN)))  # fmt: skip
     for model, state, what, column, most, unit in BARS:
         mine = rows.where(model=model, state=state, way=HIDDEN)
         page.bar(f"{model}, {state}{what}", mine, column, f"≤ {most} {unit}")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from experiments.child import Child
-from experiments.clock import Case
+from experiments.clock import Case, Series
 from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio
 from experiments.pictures import ORANGE, Bars
 from experiments.works import contenders
@@ -76,6 +76,17 @@ def _begun(device: str, quick: bool) -> Problem:
     return Problem(Run(torch.device(device), quick))
 
 
+def waited(run: Run, case: Case, rounds: int, seconds: float) -> Series:
+    """Wall times of what blocks the host or moves pages: it is waited for, and so is what comes before it."""
+
+    def call(part: Callable[[], object]) -> None:
+        part()
+        torch.cuda.synchronize()
+
+    both = Case(case.name, functools.partial(call, case.run), functools.partial(call, case.prepare))
+    return run.measure([both], rounds, seconds, 1, torch.device("cpu"))[case.name]["wall"]
+
+
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     """Paged state from the host and back to the host: a step, then its pages pushed out; and the pieces alone."""
     from bitsandbytes import functional  # type: ignore[import-not-found]
@@ -113,7 +124,7 @@ def _pieces(problem: Problem, build: contenders.Build, paged: list[torch.Tensor]
         (Case(BACK, out, before=step), 6, 2.0),
         (Case(WARM, step), 6, 1.0),
     ):
-        wall = problem.run.wall([case], rounds=rounds, seconds=seconds)[case.name]
+        wall = waited(problem.run, case, rounds, seconds)
         about = {"what": case.name, "paged_bytes": sum(nbytes for _, nbytes in places), "numel": problem.work.numel}
         yield {**about, "wall": wall, "gpu": None}
 
@@ -139,7 +150,7 @@ def torchao(device: str, quick: bool) -> Iterator[Row]:
     more = {"error": problem.error(offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
     problem.run.free()
     case = Case("backward and step", offloaded(problem.parameters()).step)
-    wall = problem.run.wall([case], rounds=8, seconds=3.0)[case.name]
+    wall = waited(problem.run, case, 8, 3.0)
     yield {"name": "torchao CPUOffloadOptimizer", "what": case.name, "wall": wall, "gpu": None, **more}
 
 

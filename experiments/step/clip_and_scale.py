@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case, series
+from experiments.device import chosen_device
 from experiments.lab import (
     Page,
     Row,
@@ -44,9 +44,10 @@ from experiments.pictures import Bars, Lines
 from experiments.works import contenders
 from experiments.works.contenders import COMPILED, COPY, FUSED, GRAPH, OURS, Build, graph_of
 from experiments.works.dispatch import dispatched
+from experiments.works.fresh import counted_apart
 from experiments.works.graph import captured
 from experiments.works.models import Bound, Work, gpt2_shapes
-from experiments.works.trace import counted, counted_apart
+from experiments.works.trace import counted
 
 ANSWERS = {"captured_step": "captured_step", "clip_and_scale": "clip_and_scale"}
 NEEDS_GPU = ("captured_step",)

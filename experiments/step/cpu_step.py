@@ -12,7 +12,6 @@ Both run on the threads that ``torch.set_num_threads`` gives.  A copy of as many
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
 
@@ -22,37 +21,12 @@ from experiments.clock import Case, sampled, series
 from experiments.lab import Page, Row, Rows, Run, gb_per_s, number
 from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
 from experiments.works.models import Shapes, Work, gpt2_shapes
-from pagedopt.system.machine import MAX_THREADS
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
 MEASURES = ("kernels", "launch", "tables", "optim")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
-
-
-def thread_counts(text: str) -> list[int]:
-    """Numbers of threads; "all" is one for each processor.
-
-    Raises:
-        argparse.ArgumentTypeError: one is none.
-    """
-    known = {"all": len(os.sched_getaffinity(0))}
-    try:
-        counts = {known.get(word) or int(word) for word in text.split(",")}
-    except ValueError:
-        counts = {0}
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 on, or all, with commas between them")
-    if max(counts) > MAX_THREADS:
-        cores = f"here, where there are {os.cpu_count()} cores"
-        raise argparse.ArgumentTypeError(f"{max(counts)}: must be at most {MAX_THREADS} {cores}")
-    return sorted(counts)
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """How many threads."""
-    parser.add_argument("--threads", type=thread_counts, default="1,2,all", metavar="N,…", help="default: %(default)s")
 
 
 def works(quick: bool) -> list[Work]:
@@ -68,7 +42,7 @@ def measure(run: Run) -> Iterator[Row]:
     run.rounds, run.seconds = run.size((1000, 2.0), (3, 0.05))
     before = torch.get_num_threads()
     try:
-        for count in run.each(run.options.threads):
+        for count in run.each(sorted({1, 2, len(os.sched_getaffinity(0))})):
             torch.set_num_threads(count)
             for work in run.each(works(run.quick)):
                 builds = {name: CONTENDERS[name].build for name in (OURS, FOREACH, FUSED)}

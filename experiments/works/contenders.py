@@ -14,29 +14,18 @@ from experiments.clock import Case
 from experiments.lab import Row, Run, by_clock_of, over
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.graph import captured
-from experiments.works.models import (
-    COPY,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    HYPER,
-    LOOP,
-    OURS,
-    Bound,
-    Build,
-    Reference,
-    Work,
-)
+from experiments.works.models import COPY, FOREACH, FUSED, GRAPH, HYPER, LOOP, OURS, Bound, Build, Work
+from experiments.works.reference import Reference
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.formats import FORMATS
 
 OURS_GRAPH = f"{OURS} in a CUDA graph"
-COMPILED, COMPILED_LOOP = "torch.compile of foreach", "torch.compile of loop"
+COMPILED = "torch.compile of foreach"
 TRITON = "Triton over our table"
 #: Elements of a tensor from which on packages quantize its state.
 QUANTIZED_FROM = 4096
-#: Bytes of two moments in 8 and in 4 bits, with scales that belong to 256 and to 128 numbers.
-BITS_8, BITS_4 = 2 * (1 + 4 / 256), 2 * (1 / 2 + 4 / 128)
+#: Bytes of two moments in 8 bits, with scales that belong to 256 numbers.
+BITS_8 = 2 * (1 + 4 / 256)
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,6 @@ class Contender:
         state: bytes of state for each parameter.
         crosses: whether some of its state crosses the link in a step.
         narrow_from: elements of a tensor from which on its state is narrow, and float32 below; 0: of all.
-        compiled: whether it goes into a process of its own, as its compilation takes long.
         needs: a package.
     """
 
@@ -59,7 +47,6 @@ class Contender:
     state: float = 8.0
     crosses: bool = False
     narrow_from: int = 0
-    compiled: bool = False
     needs: str = ""
 
     @property
@@ -132,10 +119,10 @@ def graph_of(step: Callable[[], object]) -> Bound:
     return Bound(captured(step, 2), 2)
 
 
-def other(module: str, name: str, state: float = 8.0, compiled: bool = False) -> Contender:
+def other(module: str, name: str, state: float = 8.0) -> Contender:
     """An optimizer of another package, which quantizes large tensors if it has less state than two float32 numbers."""
     package, narrow_from = module.partition(".")[0], QUANTIZED_FROM if state < 8 else 0
-    return Contender(f"{package} {name}", imported(module, name), ORANGE, state, False, narrow_from, compiled, package)
+    return Contender(f"{package} {name}", imported(module, name), ORANGE, state, False, narrow_from, package)
 
 
 def imported(module: str, name: str) -> Build:
@@ -162,15 +149,10 @@ def every() -> Iterator[Contender]:
     yield Contender(FOREACH, theirs(foreach=True), GRAY)
     yield Contender(LOOP, theirs(foreach=False), GRAY)
     yield Contender(GRAPH, graphed(), GRAY)
-    yield Contender(COMPILED, compiled(), PURPLE, compiled=True)
-    yield Contender(COMPILED_LOOP, compiled(foreach=False), PURPLE, compiled=True)
+    yield Contender(COMPILED, compiled(), PURPLE)
     yield Contender(TRITON, imported("experiments.works.triton_table", "TableAdamW"), PURPLE, needs="triton")
     yield other("bitsandbytes.optim", "AdamW32bit")
-    yield other("bitsandbytes.optim", "PagedAdamW32bit")
     yield other("bitsandbytes.optim", "AdamW8bit", BITS_8)
-    yield other("torchao.optim", "AdamW8bit", BITS_8, compiled=True)  # tensor by tensor
-    yield other("torchao.optim", "AdamW4bit", BITS_4, compiled=True)
-    yield other("apex.optimizers", "FusedAdam")
 
 
 CONTENDERS = {contender.name: contender for contender in every()}

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from experiments.clock import Case, measure, series
-from experiments.works.models import HYPER, Bound, Reference, Step, Work
+from experiments.works.models import HYPER, Bound, Step, Work
 from experiments.works.phases import CACHES, LOADS, exclusive, recorded
+from experiments.works.reference import Reference
 from experiments.works.trace import Incomplete, counted
 
 COLD, WARM, PORTABLE = "compiled, cold", "compiled, warm", "compiled, portable cache"

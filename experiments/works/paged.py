@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from experiments.lab import Run
-from experiments.works.models import HYPER, Build, Reference, Work
+from experiments.works.models import HYPER, Build, Work
+from experiments.works.reference import Reference
 from pagedopt import MemoryReport, PagedAdamW
 from pagedopt.system import driver
 from pagedopt.system.driver import Location

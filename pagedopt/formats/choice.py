@@ -29,7 +29,9 @@ class Moment:
 
     Example:
         >>> @pagedopt.rule(moments={"level": pagedopt.Moment(signed=False, decay="beta", squares=True)})
-        ... def root_mean(param, grad, level, *, lr, beta): ...
+        ... def root_mean(param, grad, level, *, lr, beta):
+        ...     level = beta * level + (1 - beta) * grad * grad
+        ...     return param - lr * grad / (level.sqrt() + 1e-8), level
     """
 
     signed: bool = True

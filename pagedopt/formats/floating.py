@@ -64,6 +64,10 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype.to_real() if dtype.is_complex else dtype
 
 
+#: The state that averages parameters: float32 or wider, unless a ``state_format`` names it.
+AVERAGE = "param_ema"
+
+
 @functools.cache
 def of_dtype(dtype: torch.dtype, what: str = "a list") -> ElementFormat:
     """Return the format of a list of plain numbers; for complex ones that of their parts.
@@ -127,13 +131,25 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
 
 def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | None:
-    """Return the format that ``state_format`` gives to state ``name``; None: the parameter's dtype."""
+    """Return the format that ``state_format`` gives to state ``name``; None: that of :func:`default_format`."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
+    if name == AVERAGE and one is state_format:  # nobody has named it
+        return None
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]
     if isinstance(one, str):
         return FORMATS.get(full_name(one)) or CHOICES[full_name(one)]
     return one
+
+
+def default_format(name: str, param: torch.dtype) -> Format:
+    """Return the format of state ``name`` that nobody asks for: the parameter's dtype.
+
+    Raises:
+        TypeError: kernels take no parameters of that dtype.
+    """
+    dtype = torch.promote_types(param, torch.float32) if name == AVERAGE else param
+    return of_dtype(dtype, f"state {name!r}")
 
 
 def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Format:
@@ -146,7 +162,7 @@ def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Fo
     """
     found = chosen_format(state_format, state.name)
     if found is None:
-        return of_dtype(param, f"state {state.name!r}")
+        return default_format(state.name, param)
     if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
             f"state_format is {found.name!r} for {state.name!r} of a parameter of {param}: torch has no complex "

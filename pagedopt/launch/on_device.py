@@ -23,10 +23,11 @@ from ..transports.transport import Argument, Lent, Transport, argument_at, opaqu
 #: ``Factor`` of ``factor.cuh``.
 FACTOR = np.dtype(
     [("coefficient", np.float64), ("max_norm", np.float64), ("norm", np.float64), ("scale", np.float32),
-     ("found_inf", np.float32)]
+     ("found_inf", np.float32), ("skips", np.float32), ("nonfinite", np.float32), ("skipped", np.float64)]
 )  # fmt: skip
 #: Where its parts lie: what clipping needs, and what a scaler gives.
-_NORM, _CLIPPING, _SCALING = FACTOR.fields["norm"][1], 16, FACTOR.fields["scale"][1]  # type: ignore[index]
+_AT = {name: field[1] for name, field in FACTOR.fields.items()}  # type: ignore[union-attr]
+_CLIPPING, _SCALING, _SKIPPING = _AT["norm"], _AT["scale"], _AT["skips"]
 #: A loss that nobody has scaled: its scale is 1, and no gradient was found to be infinite.
 UNSCALED = (1.0, 0.0)
 
@@ -36,6 +37,7 @@ class Factor:
 
     Args:
         max_norm: see :meth:`clip_to`.
+        skips: whether a step whose norm is not finite is left out, and counted.
 
     Attributes:
         address: where kernels read it.
@@ -44,9 +46,9 @@ class Factor:
 
     device: torch.device = torch.device("cpu")
 
-    def __init__(self, max_norm: float | None) -> None:
+    def __init__(self, max_norm: float | None, skips: bool = False) -> None:
         self._words = np.zeros(1, FACTOR)
-        self._words[0] = _first(max_norm)
+        self._words[0] = (*_first(max_norm), skips, 0.0, 0.0)
         self._max_norm = max_norm
         self._at(self._words.ctypes.data)
 
@@ -80,25 +82,36 @@ class Factor:
             norm = np.sqrt(np.float64(squares)) / np.float64(words["scale"])
             coefficient = words["max_norm"] / (norm + 1e-6)
         words["norm"], words["coefficient"] = norm, 1.0 if coefficient > 1.0 else coefficient
+        if words["skips"]:
+            words["nonfinite"] = not np.isfinite(norm)
+            words["skipped"] += words["nonfinite"]
 
     def norm(self) -> torch.Tensor:
         """Return a copy of the last norm, float64 of no dimensions, on the device."""
-        return torch.tensor(float(self._words["norm"][0]), dtype=torch.float64, device="cpu")
+        return self._copy_of("norm")
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out so far, which waits for the device."""
+        return int(self._copy_of("skipped"))
+
+    def _copy_of(self, name: str) -> torch.Tensor:
+        return torch.tensor(float(self._words[name][0]), dtype=torch.float64, device="cpu")
 
 
 class DeviceFactor(Factor):
     """The factor on a CUDA device.  All that is written there is written in the order of the current stream.
 
     Args:
-        max_norm: see :meth:`clip_to`.
+        max_norm, skips: see :class:`Factor`.
         device: the CUDA device.
 
     Raises:
         torch.OutOfMemoryError: the device has no room.
     """
 
-    def __init__(self, max_norm: float | None, device: torch.device) -> None:
-        super().__init__(max_norm)
+    def __init__(self, max_norm: float | None, device: torch.device, skips: bool = False) -> None:
+        super().__init__(max_norm, skips)
         self.device, self._index = device, device.index
         self._memory = driver.DeviceMemory(FACTOR.itemsize, device.index)
         self._memory.fill(self._words.ctypes.data)  # at once: a capture must not do it in each replay
@@ -111,7 +124,7 @@ class DeviceFactor(Factor):
 
     def scale_by(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         if self._scaled and (scale is None or found_inf is None):
-            self._write(_SCALING, FACTOR.itemsize)
+            self._write(_SCALING, _SKIPPING)
         self._scaled = True  # also if a copy fails behind another
         for at, given in ((_SCALING, scale), (_SCALING + 4, found_inf)):
             if given is not None:
@@ -130,15 +143,15 @@ class DeviceFactor(Factor):
         with torch.cuda.device(self._index):
             self._copies.queue(words, self.address + first, internals.current_stream(self._index))
 
-    def norm(self) -> torch.Tensor:
+    def _copy_of(self, name: str) -> torch.Tensor:
         found = torch.empty((), dtype=torch.float64, device=self.device)
-        self._copy(found.data_ptr(), self.address + _NORM, found.itemsize)
+        self._copy(found.data_ptr(), self.address + _AT[name], found.itemsize)
         return found
 
 
-def factor_on(device: torch.device, max_norm: float | None) -> Factor:
-    """Return a new factor on a device."""
-    return Factor(max_norm) if device.type == "cpu" else DeviceFactor(max_norm, device)
+def factor_on(device: torch.device, max_norm: float | None, skips: bool = False) -> Factor:
+    """Return a new factor on a device; see :class:`Factor`."""
+    return Factor(max_norm, skips) if device.type == "cpu" else DeviceFactor(max_norm, device, skips)
 
 
 def _first(max_norm: float | None) -> tuple[float, ...]:

@@ -146,7 +146,7 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
     waiting: list[int] = []
     params: list[torch.Tensor] = []
     before: dict[int, tuple[int, int]] = {}  # by id: how often a parameter has occurred, and in which group first
-    rules = tuple([optimizer.rule_of(group) for group in optimizer.param_groups])
+    rules = tuple([optimizer.update_of(group) for group in optimizer.param_groups])
     check_rules(type(optimizer).__name__, rules)
     for rule in rules:
         if unknown := rule.carried.keys() - optimizer.numbers:
@@ -236,7 +236,7 @@ def check_choices(optimizer: RuleOptimizer, group: Group, states: Collection[str
     """
     said = optimizer.state_format_of(group)
     if any(isinstance(chosen_format(said, name), Choice) for name in states):
-        check_rule(optimizer.rule_of(group))
+        check_rule(optimizer.update_of(group))
         chosen = [name for name in optimizer.state_names(group) if isinstance(chosen_format(said, name), Choice)]
         for p in group["params"]:
             for name in chosen:

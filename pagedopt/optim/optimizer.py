@@ -21,6 +21,7 @@ from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable,
 from ..system.interrupts import Uninterrupted
 from ..system.warn import StateLost, log
 from . import masters
+from .averaged import Shown
 from .capture import Captures
 from .class_checks import (
     check_defaults,
@@ -37,7 +38,7 @@ from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
 from .load import bring_home, duplicate, into_pages, load
-from .options import Options, complete, documented, drop_formats, rename_rounding
+from .options import Options, checked_after, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
 from .overlap.hooks import known
@@ -138,6 +139,7 @@ class PagedOptimizer(RuleOptimizer):
 
     def _configure(self, options: Options, restored: bool = False) -> None:
         """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
+        self.after = checked_after(options)
         name, rules = type(self).__name__, self.known_rules()
         check_rules(name, rules)
         self._states = frozenset(name for rule in rules for name in rule.inputs[2:])
@@ -152,6 +154,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
         self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), Captures(), None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
+        self.factors_of_graphs, self.skip_nonfinite = [], chosen["skip_nonfinite"]
         vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
         self._of_params = chosen["param_format"], chosen["param_rounding"]
         self._has_masters = self.param_format is not None
@@ -203,7 +206,7 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self._overlap is not None:
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
-        if self.damaged:
+        if self.damaged or self.shown:
             check_whole(self)
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
@@ -233,7 +236,9 @@ class PagedOptimizer(RuleOptimizer):
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock.now:
-            others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
+            others = (
+                self.damaged or self.shown or self._captures or everyone.with_queued or self._overlap or self._within
+            )
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
@@ -293,6 +298,8 @@ class PagedOptimizer(RuleOptimizer):
             check_group_keys(name, param_group, read, self._made_with)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        if self.after is not None:
+            group.setdefault("ema_decay", self.after.decay)
         try:
             refuse(self, group, self._states)
             for device in {p.device for p in group["params"]}:
@@ -325,7 +332,7 @@ class PagedOptimizer(RuleOptimizer):
 
         Example:
             >>> with optimizer.guard():
-            ...     loss = model(batch)
+            ...     loss = model(batch).mean()
             ...     loss.backward()
         """
         try:
@@ -415,15 +422,58 @@ class PagedOptimizer(RuleOptimizer):
             ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
                 without a ``state_format`` that asks for it; the optimizer is unchanged.
             MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged.
-            RuntimeError: the process was forked from the one that made state in a file.
+            RuntimeError: the process was forked from the one that made state in a file; this is within
+                :meth:`averaged`.
         """
         self.store.check_owner()
         check_is_dict(state_dict)
+        if self.shown:
+            check_whole(self)
         load(self, self.store, state_dict, super().load_state_dict)
         if self._overlap is not None:
             self._overlap.misuse = ""  # the step it was done to is gone
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
         self.versions = None  # parameters are loaded, too
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """A ``with`` block in which each parameter has the value of its average; see :func:`pagedopt.ema`.
+
+        Parameter and average change places in one sweep, with no memory of its own, and back at the end of the block,
+        also behind an exception.  A parameter of 16 bits, which would round its average, is copied for the time.  One
+        that has never been updated has no average, and stays.  Save the model within the block, the optimizer outside.
+
+        Within it, to step, to save, load or copy the optimizer, and to enter another raises RuntimeError.
+
+        Raises:
+            RuntimeError: the optimizer has no ``after=pagedopt.ema(decay)``, or is damaged.
+            OSError, MemoryError, torch.OutOfMemoryError: as of a step.  At the end of the block the optimizer is then
+                damaged; load model and optimizer.
+
+        Example:
+            >>> with optimizer.averaged():
+            ...     torch.save(model.state_dict(), "average.pt")
+        """
+        self._averaged()
+        try:
+            yield
+        finally:
+            self._averaged(end=True)
+
+    @locked
+    def _averaged(self, end: bool = False) -> None:
+        if not end:
+            if self.after is None:
+                raise RuntimeError("there is no average: make the optimizer with after=pagedopt.ema(decay)")
+            check_whole(self)
+            self.shown = Shown(self)
+            return
+        shown, self.shown = self.shown, None
+        try:
+            shown.end(self)
+        except BaseException as error:
+            self.damaged = self.damaged or f"averaged() failed at its end ({type(error).__name__}: {error})"
+            raise
 
     @locked
     def master(self, p: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..system.warn import warn_once
 from ..transports.choose import DEFAULT, TransportOption, check_transport
+from .average import Ema
 from .foreign_options import OPTIONS, hint
 from .rule_optimizer import Group, RuleOptimizer, checked_max_norm
 
@@ -188,6 +189,28 @@ TABLE = {
         },
         "None, or a number above 0",
     ),
+    "skip_nonfinite": Option(
+        "whether a step is left out if the norm of its gradients is infinite or NaN; it needs `max_grad_norm`",
+        False,
+        {
+            "False": "such a step makes parameters NaN, as in torch",
+            "True": "such a step changes nothing: no parameter, no state, no step count. `optimizer.skipped` counts "
+            "them. With `fused` or `capturable`, and without a step count, the device decides and nothing waits; "
+            "otherwise the step waits for the norm",
+        },
+    ),
+    "after": Option(
+        "what a step does behind each update, in the same sweep",
+        None,
+        {
+            "None": "nothing",
+            "pagedopt.ema(0.999)": "an exponential moving average of the weights: state in float32, under the key "
+            "`param_ema`, unless `state_format` names it. `with optimizer.averaged():` shows it in the place of the "
+            "parameters. A group has the decay under `ema_decay`. Optimizers whose state counts no steps then count "
+            "them. Refused with a `param_format`",
+        },
+        "None, or what `pagedopt.ema(decay)` returns",
+    ),
     "preallocate": Option(
         "when state is made",
         False,
@@ -218,6 +241,8 @@ class Options(TypedDict, total=False):
     blocks: int | None
     transport: TransportOption
     max_grad_norm: float | None
+    skip_nonfinite: bool
+    after: Ema | None
     preallocate: bool
 
 
@@ -279,10 +304,29 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
-    checked_max_norm(chosen["max_grad_norm"])
-    if not isinstance(chosen["preallocate"], bool):
-        raise TypeError(f"preallocate is {chosen['preallocate']!r}; it must be True or False")
+    for name in ("skip_nonfinite", "preallocate"):
+        if not isinstance(chosen[name], bool):
+            raise TypeError(f"{name} is {chosen[name]!r}; it must be True or False")
+    checked_max_norm(chosen["max_grad_norm"], chosen["skip_nonfinite"])
     return chosen
+
+
+def checked_after(options: Options) -> Ema | None:
+    """Return the option ``after``.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: there is a ``param_format``, too.
+    """
+    after, form = options.get("after"), options.get("param_format")
+    if after is not None and not isinstance(after, Ema):
+        raise TypeError(f"after is {after!r}; give pagedopt.ema(decay), or None")
+    if after is not None and form is not None:
+        raise ValueError(
+            f"after=pagedopt.ema({after.decay}) averages parameters as they are stored, and param_format={form!r} "
+            "stores them in two parts: leave one of them out"
+        )
+    return after
 
 
 #: The most that a seed may be: kernels get it beside a step count of 32 bits, in a double.
@@ -336,7 +380,7 @@ def keep_own(group: Group, old: Group) -> None:
     if "state_format" in old:
         group["state_format"] = old["state_format"]
     rename_rounding(group, warn=False)
-    for name in ("seed", "rounding"):
+    for name in ("seed", "rounding", "ema_decay"):
         if name in old:
             group.setdefault(name, old[name])
 

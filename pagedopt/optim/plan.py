@@ -267,7 +267,8 @@ def on_device(optimizer: RuleOptimizer) -> OnDevice:
 
     def stay(member: Member, shared: set[int]) -> bool:
         names = member.numbers
-        asked = names or optimizer.scaled or optimizer.param_groups[member.group].get("capturable")
+        leaves_out = optimizer.scaled or optimizer.skip_nonfinite
+        asked = names or leaves_out or optimizer.param_groups[member.group].get("capturable")
         return bool(asked) and DeviceNumbers.takes(member, names, shared)
 
     return stay

@@ -79,6 +79,8 @@ class QuickStep:
         #: By which gradients are multiplied.
         self._factor = launches[0].sweep.factor
         self._clip, squares = None, {}
+        if optimizer.skip_nonfinite:  # numbers of the host: the norm is read before they are counted
+            raise _LongWay
         if known.factor is not None and optimizer.max_grad_norm is not None:
             if (gradients := known.factor.alone) is None:
                 raise _LongWay

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..common.names import kind_of
-from ..formats.floating import ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
+from ..formats.floating import AVERAGE, ENCODED, FLOAT32, NUMBERS, chosen_format, columns_of, known, real_dtype
 from ..formats.format import Column, Format
 from ..formats.int8 import OLD_ROOT2
 from ..formats.sixteen import LOST, PARAM, REMAINDERS
@@ -157,7 +157,7 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
         entry = state.get(key, {})
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is {kind_of(entry)}, not a dict")
-        numbers = number_names(optimizer, optimizer.rule_of(group))
+        numbers = number_names(optimizer, optimizer.update_of(group))
         columns = Columns.of(optimizer, optimizer.state_names(group), p, group) if entry else Columns()
         present = {name: value for name, value in entry.items() if value is not None}
         if present:
@@ -201,6 +201,11 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
         if member.entry:
             _check_entry(optimizer, member)
             _check_lost(optimizer, member)
+            if AVERAGE in member.entry and AVERAGE not in member.columns:
+                raise ValueError(
+                    f"loaded state of parameter {member.key} has {AVERAGE}, an average of the weights, and this "
+                    f"optimizer makes none: give it after=pagedopt.ema(decay), or take {AVERAGE} out of each entry"
+                )
             if others := _of_another(optimizer, member):
                 raise ValueError(
                     f"loaded state of parameter {member.key} has {', '.join(others)}, which no rule of "
@@ -251,6 +256,7 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
         raise ValueError(
             f"loaded state of parameter {member.key} has no {', '.join(absent)}; it has {', '.join(names)}"
             + ("; it was saved in another state_format, whose decoded_state_dict() any format loads" if other else "")
+            + (f"; an average begins with a copy: entry[{AVERAGE!r}] = p.detach().clone()" if AVERAGE in absent else "")
         )
     for name, value in member.entry.items():
         if isinstance(value, torch.Tensor) and not is_whole(value):

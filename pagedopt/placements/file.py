@@ -116,10 +116,7 @@ class FileArena(Arena):
         self._file.drop(self._stretches(page))
 
     def measured(self) -> dict[str, int]:
-        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both.
-
-        Optimizers beyond the sixteenth share files, and a file's bytes are divided among them by their sizes.
-        """
+        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both."""
         if not self.layout.nbytes:
             return self.planned()
         here = resident_bytes(self._file.address, self.layout.nbytes)

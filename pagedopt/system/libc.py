@@ -64,9 +64,9 @@ def map_anonymous(nbytes: int) -> int:
     return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
 
 
-def map_file(nbytes: int, file: int, offset: int = 0) -> int:
-    """Map a part of an open file and return its address."""
-    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, offset)
+def map_file(nbytes: int, file: int) -> int:
+    """Map the begin of an open file and return its address."""
+    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, 0)
 
 
 def map_file_at(address: int, nbytes: int, file: int, offset: int) -> None:

@@ -37,6 +37,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "bfloat16 state": functools.partial(PagedAdamW, **CAPTURABLE, state_format="bfloat16"),
     "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
+    "clipped": functools.partial(PagedAdamW, **CAPTURABLE, max_grad_norm=0.5),
     "nadam": functools.partial(CapturableNAdam, lr=0.02, momentum_decay=0.05),
 }
 PLACES: dict[str, dict[str, Any]] = {

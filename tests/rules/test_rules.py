@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rules_under_test import carrying, carrying_in_python
 from support import BETAS, F64, scalars_for
 
-from pagedopt import multi_tensor_apply
+from pagedopt import PagedLion, multi_tensor_apply
 from pagedopt.rules import RULES, Rule, rule
 from tests.specs import CASES, Case
 
@@ -175,11 +177,6 @@ def test_defaults_of_a_rule_are_taken_and_missing_scalars_named() -> None:
 # ---- what a rule says of itself ----
 
 
-@pytest.mark.parametrize(("name", "writes"), [("adamw", (0, 2, 3)), ("sgd_momentum", (0, 2)), ("lerp_tensor", (0,))])
-def test_a_rule_names_what_it_overwrites(name: str, writes: tuple[int, ...]) -> None:
-    assert RULES[name].writes == writes
-
-
 def test_the_out_of_place_variant_writes_lists_behind_the_inputs() -> None:
     variant = RULES["sgd_momentum"].out_of_place
     assert variant.inputs == ("param", "grad", "momentum_buffer", "out_param", "out_momentum_buffer")
@@ -206,8 +203,51 @@ def test_a_rule_survives_copies(name: str, again: Callable[[Rule], Rule]) -> Non
         assert twin.cuda_source() == original.cuda_source()
 
 
-def test_generated_sources_are_readable_text() -> None:
-    text = RULES["adamw"].cuda_source()
-    assert "struct rule_adamw" in text
-    assert "// 1 - beta2" in text  # each hyperparameter says what it is
-    assert "for _i in range(_numel):" in RULES["adamw"].numba_source()
+# --- lion's defaults are those of its paper ---------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    defaults = {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0, "maximize": False}
+    assert PagedLion([p]).param_groups[0].items() >= defaults.items()
+
+
+# --- hyperparameters that a rule returns: their new values, and what it computes before and behind the change ---------
+
+
+SCALARS = {"scale": 0.7, "rate": 0.3, "count": 5.0}
+
+
+def test_new_values_are_computed_in_double() -> None:
+    uniforms = carrying.uniforms(SCALARS)
+    assert list(carrying.carried) == ["scale", "count"]
+    assert [uniforms[i] for i in carrying.carried.values()] == [0.7 / 2 * 0.3, 3.0]
+    assert 0.7 * 0.3 in uniforms
+    assert carrying.writes == (0, 1)
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_those_of_many_sets_have_the_same_bits(count: int) -> None:
+    scales = np.linspace(0.1, 2, count)
+    sets = carrying.uniform_sets({**SCALARS, "scale": scales})
+    assert sets[:, carrying.carried["scale"]].tolist() == [scale / 2 * 0.3 for scale in scales.tolist()]
+    assert sets.tolist() == [carrying.uniforms({**SCALARS, "scale": scale}) for scale in scales.tolist()]
+
+
+def test_tensors_take_old_and_new_values_as_they_are_written() -> None:
+    a, b = torch.randn(2, 50, dtype=torch.float64)
+    want = carrying_in_python(a, b, **SCALARS)
+    torch.testing.assert_close(carrying.reference(a, b, **SCALARS), want[:2], rtol=1e-15, atol=1e-15)
+    first = carrying(float(a[0]), float(b[0]), **SCALARS)
+    assert (first[1], first[3]) == want[2:]
+    multi_tensor_apply(carrying, [[a], [b]], SCALARS)
+    torch.testing.assert_close((a, b), want[:2], rtol=1e-14, atol=1e-14)
+
+
+def test_results_can_go_elsewhere_and_pickles_find_the_rule() -> None:
+    a, b = torch.randn(2, 50)
+    outs = [[torch.empty(50)], [torch.empty(50)]]
+    want = carrying_in_python(a, b, **SCALARS)
+    multi_tensor_apply(carrying, [[a], [b]], SCALARS, out=outs)
+    torch.testing.assert_close((outs[0][0], outs[1][0]), want[:2])
+    assert pickle.loads(pickle.dumps(carrying)).carried == carrying.carried == carrying.out_of_place.carried

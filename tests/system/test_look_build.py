@@ -18,7 +18,7 @@ from pagedopt.system import cache, warn
 from pagedopt.system import look as build
 from tests.world import record
 
-COMPILED = build._kept(build._file())
+COMPILED = cache.find(build._file())
 
 
 @pytest.fixture
@@ -146,13 +146,26 @@ def test_an_optimizer_begins_it_and_waits_for_none(anew: Path, tmp_path: Path, m
     assert "error: at last" in build.why_none()
 
 
+def test_a_copy_of_the_package_finds_the_same_extension(
+    anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, copy = build._file(), tmp_path / "look.cpp"
+    copy.write_text(build._SOURCE.read_text())
+    monkeypatch.setattr(build, "_SOURCE", copy)
+    build._file.cache_clear()
+    assert build._file() == name
+    copy.write_text("another")
+    build._file.cache_clear()
+    assert build._file() != name
+
+
 @pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
 def test_what_is_compiled_is_kept_and_a_file_that_is_damaged_is_compiled_anew(
     anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = f"while [ $1 != -o ]; do shift; done; cp {tmp_path / 'look.so'} $2; echo >> {tmp_path / 'runs'}"
     compiler(tmp_path, script, monkeypatch)
-    (tmp_path / "look.so").write_bytes(COMPILED)
+    (tmp_path / "look.so").write_bytes(COMPILED.data)
     assert build.compiled_look(wait=True).Look
     (file,) = anew.iterdir()  # and no reason why there is none
     assert build._Build().ask(wait=False).Look, "from the cache, at once"

@@ -1,8 +1,6 @@
-"""Lists and what they name on a GPU: hazards in processes of their own, copies of every way."""
+"""Questions of experiments, on a GPU: hazards in processes of their own, copies of every way, and what is weighed."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +12,9 @@ from experiments.copies.kinds import DEVICE, MANAGED, PINNED, REGISTERED
 from experiments.lab import Rows, Run
 from experiments.lifetime import hazards
 from experiments.lifetime.hazards import BARE, CRASH, FOLLOWED, HARMS, KEPT, OURS, OURS_GRAPH, REFUSED, TORCH_GRAPH
-from experiments.works import list_copy
+from experiments.vertical import spill
+from experiments.vertical.spill import registers
+from experiments.works.weight import Scales, extra
 
 pytestmark = launching()
 
@@ -50,14 +50,6 @@ def test_copies_of_bare_addresses_are_the_originals() -> None:
     assert hazards.ORIGINAL not in {row["updates"] for row in rows.where(holder="PagedSGD", how="deepcopy")}
 
 
-@pytest.mark.parametrize("make", [list_copy.one_by_one, list_copy.in_torch, list_copy.over_a_list])
-def test_every_way_copies_every_byte(make: Any) -> None:
-    """Of one large tensor, of tiny ones, and of sizes that loads of 16 bytes do not divide."""
-    for sources in ([torch.rand(100_003, device="cuda")], list(torch.rand(300, 8, device="cuda")[:, :6].unbind())):
-        targets = [torch.empty_like(t) for t in sources]
-        list_copy.checked(make(sources, targets), sources, targets)
-
-
 def test_a_large_copy_is_whole() -> None:
     for way in (size.by_call, size.by_list, size.by_torch):
         assert size.copied(way, (1 << 26) + 3, torch.device("cuda"), torch.device("cuda")) == (True, True)
@@ -89,3 +81,43 @@ def test_a_list_names_tensors_of_two_gpus() -> None:
     assert {row["case"] for row in rows.where(what="copy")} == {
         peer.OFF, peer.HOST, peer.API, peer.TORCH, peer.PUSH, peer.PULL, peer.MIXED,
     }  # fmt: skip
+
+
+# --- vertical fusion on a GPU: every way gives eager's numbers, and kernels of the questions are right ----------------
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.parametrize(("width", "threads"), [(8, 256), (128, 1024), (320, 1024)])
+def test_fused_and_two_passes_divide_by_the_same_sum(width: int, threads: int, device: torch.device) -> None:
+    x, y = (torch.rand(width * 3000, device=device) for _ in "xy")
+    columns = x.view(width, -1).double()
+    for case in spill.calls(x, y, width, threads):
+        y.zero_()
+        case.run()
+        torch.testing.assert_close(y.view(width, -1).double(), columns / columns.sum(0), rtol=1e-5, atol=0)
+    for _ in range(2):  # the second time NVRTC's own cache could answer, which says nothing
+        said = registers(spill.TEXT, "fused", "sm_90", *spill.defines(width, threads))
+        assert (said["spill_stores"] > 0) is (width > 64)
+
+
+# --- experiments weigh what was asked of torch's allocator, and what it makes of that apart from it -------------------
+
+
+def test_a_number_is_four_bytes_and_its_block_512() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.ones(1, device=device)
+    scales = Scales(device)
+    kept = torch.ones(1, device=device)
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (4, 508)
+    del kept
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (0, 0)
+
+
+def test_the_peak_of_a_step_is_what_it_asked_for_at_once() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert extra(lambda: torch.ones(1000, device=device).exp(), device) == 8000
+    assert extra(lambda: torch.ones(1000, device=device), device) == 4000
