@@ -81,7 +81,7 @@ class Member:
     @property
     def like(self) -> torch.Tensor:
         """A tensor (it may be a meta tensor) with the strides along which a kernel walks parameter and state."""
-        return self.columns.walked_like(self.entry, self.shard)
+        return self.columns.walked_like(self.entry, self.shard) if self.columns.in_blocks else self.shard
 
     @property
     def draws(self) -> bool:
@@ -404,13 +404,14 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
                 optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
     if not firsts:
         return
-    late = []
+    late, columns, numbers = [], list[tuple[Member, str]](), list[tuple[Member, str]]()
     for member in firsts:
-        member.entry.update(made := _preallocated(optimizer, member))
-        if not made:
-            late.append(member)
-    columns = [(m, key) for m in late for key in m.missing if key in m.columns]
-    numbers = [(m, name) for m in late for name in m.missing if name not in m.columns]
+        if made := _preallocated(optimizer, member):
+            member.entry.update(made)
+            continue
+        late.append(member)
+        for name in member.missing:
+            (columns if name in member.columns else numbers).append((member, name))
     wanted = [m.columns[key].wanted(m.param, key, m.like) for m, key in columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)

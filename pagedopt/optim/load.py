@@ -74,8 +74,9 @@ def load(
         check_groups(optimizer, before["param_groups"], loaded)
         for group in optimizer.param_groups:
             check_choices(optimizer, group, optimizer.state_names(group))
-        check_state(optimizer, loaded)
-        ready = prepare(optimizer, store, loaded, before["state"])
+        everyone = [*members(optimizer, loaded)]
+        check_state(optimizer, everyone)
+        ready = prepare(optimizer, store, everyone, loaded["state"], before["state"])
         with Uninterrupted(gives_way=True):
             # Before the copies: if one fails, the next load reuses these tensors and needs no second copy of state.
             optimizer.state.update(ready.state)
@@ -146,14 +147,21 @@ class PreparedLoad:
     made: bool
 
 
-def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> PreparedLoad:
-    """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
+def prepare(
+    optimizer: RuleOptimizer, store: Store, everyone: Sequence[Loaded], given: Mapping[Any, Any], before: State
+) -> PreparedLoad:
+    """Return the load of what :func:`check_state` has accepted, with all its memory; nothing is copied yet.
+
+    Args:
+        everyone: all parameters.
+        given: the loaded state, by key.
+        before: state as it was, by parameter.
+    """
     entries: dict[torch.Tensor, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
     pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     converted: list[tuple[dict[str, Any], Loaded, str]] = []
     old: list[torch.Tensor] = []
-    everyone = list(members(optimizer, state_dict))
     for member in [each for each in everyone if each.entry]:
         p = member.param
         entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
@@ -186,7 +194,7 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
         source, (target, keys) = member.sources[name].form, member.columns.states[name]
         conversions.append(Conversion(member.param, source, loaded, target, [entry[key] for key in keys]))
     written = [target for target, _ in copies] + [column for one in conversions for column in one.columns]
-    state = with_extras(entries, state_dict["state"], everyone, _overlaps(written))
+    state = with_extras(entries, given, everyone, _overlaps(written))
     return PreparedLoad(state, in_order(copies), conversions, staging, bool(new))
 
 

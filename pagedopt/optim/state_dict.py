@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
@@ -192,12 +192,12 @@ def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], 
         raise ValueError("the loaded groups name a parameter twice")
 
 
-def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
+def check_state(optimizer: RuleOptimizer, everyone: Iterable[Loaded]) -> None:
     """Raise ValueError if a parameter has only part of the state that its rule needs, or state in wrong shapes.
 
     State of another optimizer is refused, too.  Beside complete state there may be other keys (:mod:`.extras`).
     """
-    for member in members(optimizer, state_dict):
+    for member in everyone:
         if member.entry:
             _check_entry(optimizer, member)
             _check_lost(optimizer, member)
