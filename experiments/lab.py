@@ -19,13 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from experiments.clock import Case, Series, measure
+from experiments.clock import Case, measure
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
 #: A column's name, or a function of a row.
 Column = str | Callable[[Row], Any]
-Shown = Callable[[Row], str]
 
 # --- rows
 
@@ -74,44 +73,6 @@ def number_in(row: Row, column: Column) -> float | None:
     return None if found is None else float(found)
 
 
-def best(row: Row) -> Series:
-    """The GPU's series if there is one, else the wall's."""
-    return row["gpu"] or row["wall"]
-
-
-def over(one: Series | None, other: Series | None) -> float | None:
-    """How many times as long one series takes as another, by their medians; None where one is missing.
-
-    Raises:
-        ValueError: they are of two clocks.
-    """
-    if not one or not other:
-        return None
-    if one["clock"] != other["clock"]:
-        raise ValueError(f"a time of the clock {one['clock']} over one of {other['clock']} says nothing")
-    return float(one["median"] / other["median"])
-
-
-def on_one_clock(rows: Rows) -> Rows:
-    """Rows that are compared, with the series ``time`` by one ``clock``.
-
-    The GPU's where all that were timed have one, else the wall's of all; None where a row was not timed.
-    """
-    timed = [row for row in rows if row.get("wall")]
-    clock = "GPU" if timed and all(row.get("gpu") for row in timed) else "wall"
-    return Rows({**row, "clock": clock, "time": row.get(clock.lower())} for row in rows)
-
-
-def on_own_clock(rows: Rows) -> Rows:
-    """Rows with the series ``time`` and its ``clock``: the GPU's where a row has one, else the wall's."""
-    return Rows({**row, "time": best(row), "clock": best(row)["clock"]} for row in rows)
-
-
-def by_clock_of(row: Row, other: Row | None) -> Series | None:
-    """The series of another row by the clock that a row names; None if there is none."""
-    return other and other[row["clock"].lower()]
-
-
 # --- columns as tables show them
 
 
@@ -128,70 +89,6 @@ def words(row: Row, column: Column) -> str:
     if isinstance(found, str):
         return found
     return number(found if isinstance(found, int) else number_in(row, lambda _: found))
-
-
-def in_units(column: Column, unit: float) -> Callable[[Row], float | None]:
-    """A column divided by a unit; None where there is no number."""
-    return lambda row: None if (found := number_in(row, column)) is None else found / unit
-
-
-def formatted(column: Column, pattern: str, missing: str = "-") -> Shown:
-    """A column in a format, as "{:.2f} x"; of a series the median.
-
-    >>> formatted("share", "{:.1f} %")({"share": 12.34})
-    '12.3 %'
-    """
-    return lambda row: missing if (found := number_in(row, column)) is None else pattern.format(found)
-
-
-def ms(column: Column) -> Callable[[Row], float | None]:
-    """A column of µs in ms."""
-    return in_units(column, 1e3)
-
-
-def mib(column: Column) -> Callable[[Row], float | None]:
-    """A column of bytes in MiB."""
-    return in_units(column, 2**20)
-
-
-def percent(column: Column, pattern: str = "{:.1f} %") -> Shown:
-    """A column of percent."""
-    return formatted(column, pattern)
-
-
-def ratio(column: Column) -> Shown:
-    """A column of ratios."""
-    return formatted(column, "{:.2f} x")
-
-
-def error(column: Column = "error") -> Shown:
-    """A column of errors; nothing where none is known."""
-    return formatted(column, "{:.1e}", "")
-
-
-def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
-    """A series: its median, and from where to where most of it lies."""
-    ends, pattern = ("median", low, high), "{} ({} to {})"
-    return lambda row: pattern.format(*(number(x[e]) for e in ends)) if (x := cell(row, column)) else "-"
-
-
-def last_line(column: Column = "ended") -> Shown:
-    """Of a text the last line, as much as a table has room for; nothing where there is no text."""
-    return lambda row: ((cell(row, column) or "").strip().splitlines() or [""])[-1][:120]
-
-
-def gb_per_s(nbytes: Column, time: Column) -> Callable[[Row], float | None]:
-    """A column of bytes over one of µs; None where one of them is missing or nothing was moved.
-
-    >>> gb_per_s("moved", "time")({"moved": 3e9, "time": 1e6})
-    3.0
-    """
-
-    def rate(row: Row) -> float | None:
-        moved, taken = number_in(row, nbytes), number_in(row, time)
-        return moved / taken / 1e3 if moved and taken else None
-
-    return rate
 
 
 # --- a run

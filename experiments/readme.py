@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from experiments.columns import ms
+from experiments.comparing import best, over
 from experiments.kept import KEPT, ROOT, fill, markdown
-from experiments.lab import Row, Rows, best, ms, number, number_in, over
+from experiments.lab import Row, Rows, number, number_in
 from experiments.lecture.page import Results
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
@@ -13,9 +15,9 @@ from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
 from experiments.readme_picture import draw
 from experiments.step.clip_and_scale import CAPTURED
 from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
-from experiments.works.contenders import BITS_8, COMPILED, COPY, GRAPH, OURS
-from experiments.works.contenders import FUSED as FUSED_STEP
 from experiments.works.finetunes import BACKWARD, RESIDENT
+from experiments.works.models import BITS_8, COMPILED, COPY, GRAPH, OURS
+from experiments.works.models import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 
 FOLDER, PICTURE = ROOT, KEPT / "budgets.png"

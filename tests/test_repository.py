@@ -61,7 +61,7 @@ def test_planted_faults_name_what_is_there() -> None:
         assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]
 
 
-# --- test files have names of their own: one process may be given any two of them, and imports them by these -----------
+# --- test files have names of their own: one process may be given any two of them, and imports them by these ----------
 
 
 def test_no_two_files_have_one_name() -> None:
@@ -70,7 +70,7 @@ def test_no_two_files_have_one_name() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-# --- environment variables are in one table: those of users in notes/setup.md, the others in CONTRIBUTING.md -----------
+# --- environment variables are in one table: those of users in notes/setup.md, the others in CONTRIBUTING.md ----------
 
 
 def named(*files: Path) -> set[str]:
@@ -98,7 +98,7 @@ def test_make_says_what_the_front_page_says_of_its_time() -> None:
     assert f"takes {time}" in (ROOT / "README.md").read_text()
 
 
-# --- slices of the long tests: each is in one of them, and a night runs one --------------------------------------------
+# --- slices of the long tests: each is in one of them, and a night runs one -------------------------------------------
 
 
 def items(count: int) -> list[Any]:

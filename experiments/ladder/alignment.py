@@ -15,11 +15,12 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, by_clock_of, number, on_one_clock, over
+from experiments.comparing import by_clock_of, on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Bars
 from experiments.works import contenders
-from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
-from experiments.works.models import Bound, Work, gpt2_shapes
+from experiments.works.models import COPY, FOREACH, FUSED, OURS, Bound, Build, Work, gpt2_shapes
+from experiments.works.steps import checked, copy_of_bytes, of_copy
 
 MEASURES = ("kernels", "launch", "tables", "optim")
 ON, OFF = "on 16 bytes", "one element off"
@@ -39,7 +40,7 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
     return memory[1:].view(tensor.shape).copy_(tensor)
 
 
-def off_16(name: str, what: tuple[str, ...]) -> contenders.Build:
+def off_16(name: str, what: tuple[str, ...]) -> Build:
     """A contender after a step; of what it steps over, ``what`` begins one element off."""
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
@@ -72,9 +73,9 @@ def measure(run: Run) -> Iterator[Row]:
     work = Work("GPT-2's shapes", run.size(shapes, gpt2_shapes(50, 16, 32, 1)))
     asked = {f"{name}, {where}": (name, where) for name in (OURS, FUSED, FOREACH) for where in PLACES}
     builds = {case: off_16(name, PLACES[where]) for case, (name, where) in asked.items()}
-    cases, errors = contenders.checked(run, work, builds, run.device)
+    cases, errors = checked(run, work, builds, run.device)
     shares = {case.name: aligned(Bound(case.run)) for case in cases}
-    for row in run.time([contenders.copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
+    for row in run.time([copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
         case = row["case"]
         optimizer, where = asked.get(case, (COPY, ON))
         place = {"device": run.device.type, "optimizer": optimizer, "where": where}
@@ -87,7 +88,7 @@ def derive(rows: Rows) -> Rows:
     found = Rows()
     for row in rows:
         cost = over(row["time"], by_clock_of(row, rows.first(optimizer=row["optimizer"], where=ON)))
-        found.append({**row, "cost": cost, "share": contenders.of_copy(row, rows.first(optimizer=COPY))})
+        found.append({**row, "cost": cost, "share": of_copy(row, rows.first(optimizer=COPY))})
     return found
 
 

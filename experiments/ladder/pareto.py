@@ -21,14 +21,17 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
+from experiments.columns import error, last_line, mib, ms, percent
+from experiments.comparing import on_one_clock
 from experiments.device import chosen_device
-from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, GRAPH, OURS, OURS_GRAPH, Contender
+from experiments.works.contenders import OURS_GRAPH, Contender
 from experiments.works.fresh import fresh
-from experiments.works.models import LLAMA_LAYER, Bound, Work, gpt2_shapes
+from experiments.works.models import COMPILED, COPY, FOREACH, FUSED, GRAPH, LLAMA_LAYER, OURS, Bound, Work, gpt2_shapes
 from experiments.works.reference import Reference
+from experiments.works.steps import copy_of_bytes, of_copy
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
@@ -100,7 +103,7 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     found["state"] = taken if gpu else state_bytes(bound)
     cases = [Case(contender.name, bound.step)]
     if len(work.shapes) < 1000:
-        cases.append(contenders.copy_of_bytes(work, run.device))
+        cases.append(copy_of_bytes(work, run.device))
     times = run.measure(cases)
     return {**found, **times[contender.name], "copy": times.get(COPY)}
 
@@ -168,7 +171,7 @@ def reckoned(row: Row) -> Row:
     held = row["state"] - (0 if gpu else row["away"])
     state = max(held, numel * (moved - 12) / 2 if gpu and moved else 0)
     need = state + row["extra"] + max(0, row["others"])
-    share = contenders.of_copy(row, row["copy"])
+    share = of_copy(row, row["copy"])
     share = share * moved / (row["bytes"] / numel) if share and moved else None
     beyond = {"beyond": need - 8 * numel, "from_one": abs(row["extra"] / (4 * numel) - 1)}
     return {"weighed": state == held, "state": state, "need": need, "share": share, **beyond}

@@ -19,11 +19,12 @@ import torch
 from torch.optim.adamw import adamw as functional
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, mib, ms, number, on_one_clock
+from experiments.columns import mib, ms
+from experiments.comparing import on_one_clock
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Lines
 from experiments.works import contenders
-from experiments.works.contenders import FOREACH, FUSED, OURS
-from experiments.works.models import HYPER, Step, Work
+from experiments.works.models import FOREACH, FUSED, HYPER, OURS, Step, Work
 from experiments.works.weight import extra
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, error
+from experiments.columns import error
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
 
 MEASURES = ("launch", "tables")

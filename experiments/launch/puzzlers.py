@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.clock import Case
+from experiments.columns import ratio
+from experiments.comparing import over
 from experiments.device import chosen_device
-from experiments.lab import Column, Page, Row, Rows, Run, over, ratio
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import Bars
 from experiments.works import slices
-from experiments.works.fresh import counted_apart
+from experiments.works.apart import counted_apart
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
 from experiments.works.trace import counted
 

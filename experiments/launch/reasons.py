@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from experiments import child
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, best, number, over
+from experiments.comparing import best, over
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.works.fresh import fresh
 from experiments.works.slices import COMBO, Slices, backend, combo, compiled, forget
 from experiments.works.trace import counted

@@ -33,7 +33,7 @@ from experiments.child import Child
 from experiments.clock import cycles_per_us
 from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Matrix
-from experiments.works.fresh import rows_of
+from experiments.works.apart import rows_of
 from pagedopt import DeviceTable, PagedSGD, Sweep, rule
 
 ANSWERS = {"hazards": "pointer_lifetime", "owners": "pointer_lifetime"}

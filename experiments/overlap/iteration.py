@@ -25,7 +25,9 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import series
-from experiments.lab import Column, Page, Row, Rows, Run, ms, over, ratio
+from experiments.columns import ms, ratio
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars
 from experiments.works.staged import staged
 from experiments.works.training import Load, Make, Training

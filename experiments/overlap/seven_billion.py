@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from experiments.child import only
-from experiments.lab import Column, Page, Row, Rows, Run, formatted, last_line, ms, number, over, ratio
+from experiments.columns import formatted, last_line, ms, ratio
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.pictures import BLUE, Lines
 from experiments.works.finetunes import BACKWARD, PLUS_8, RESIDENT, WAYS, Finetune
 from experiments.works.llama import SEVEN, TOY, Shape, batches, described, made

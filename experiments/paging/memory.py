@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Column, Page, Row, Rows, Run, in_units, number
+from experiments.columns import in_units
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from pagedopt.system.host import numbers
 

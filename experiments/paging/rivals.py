@@ -22,11 +22,14 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import Case, Series
-from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio
+from experiments.columns import error, ms, ratio
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import ORANGE, Bars
-from experiments.works import contenders
-from experiments.works.models import HYPER, Bound
-from experiments.works.paged import Problem, push_out
+from experiments.works import builds, contenders
+from experiments.works.models import HYPER, Bound, Build
+from experiments.works.paged import Problem
+from experiments.works.states import push_out
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
@@ -34,9 +37,9 @@ OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the d
 OURS_IN_PLACE = "PagedAdamW, mapped, in place, budget 0"
 RIVAL, RIVAL_8BIT = "bitsandbytes PagedAdamW32bit", "bitsandbytes PagedAdamW8bit"
 HERE = {
-    OURS: contenders.ours(placement="mapped", host_access="staged", device_budget=0),
-    OURS_IN_PLACE: contenders.ours(placement="mapped", host_access="in_place", device_budget=0),
-    FUSED: contenders.theirs(fused=True),
+    OURS: builds.ours(placement="mapped", host_access="staged", device_budget=0),
+    OURS_IN_PLACE: builds.ours(placement="mapped", host_access="in_place", device_budget=0),
+    FUSED: builds.theirs(fused=True),
 }
 #: What is timed of a paged rival.
 SAME, ALONE, BACK, WARM = "step and pushed out again", "step alone", "pushing out alone", "step, state still there"
@@ -106,7 +109,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
         problem.run.free()
 
 
-def _pieces(problem: Problem, build: contenders.Build, paged: list[torch.Tensor]) -> Iterator[Row]:
+def _pieces(problem: Problem, build: Build, paged: list[torch.Tensor]) -> Iterator[Row]:
     """A step and pushing out, together and alone: what brings pages where a case wants them is outside of the clock."""
     step = build(problem.parameters()).step
     step()

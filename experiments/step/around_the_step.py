@@ -19,14 +19,16 @@ from typing import Any
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, by_clock_of, on_own_clock, over, percent, ratio
-from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COPY, FOREACH, HYPER, LOOP, OURS
+from experiments.columns import percent, ratio
+from experiments.comparing import by_clock_of, on_own_clock, over
+from experiments.device import chosen_device
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works.apart import counted_apart
 from experiments.works.dispatch import dispatched
-from experiments.works.models import Work, gpt2_shapes
-from experiments.works.trace import counted, counted_apart
+from experiments.works.models import COMPILED, COPY, FOREACH, HYPER, LOOP, OURS, Work, gpt2_shapes
+from experiments.works.steps import copy_of_bytes, of_copy
+from experiments.works.trace import counted
 from pagedopt import PagedAdamW, ema
 
 MEASURES = ("kernels", "launch", "tables", "optim", "rules")
@@ -142,7 +144,7 @@ def measure(run: Run) -> Iterator[Row]:
     if (worst := max(errors.values())) > TOLERANCE * len(ways):
         raise AssertionError(f"two ways are {worst:.2g} apart: {errors}")
     done = counted_apart(run, launches, str(run.device), run.quick, run.options.compile, by=("case",))
-    for case, timing in run.measure([*cases, contenders.copy_of_bytes(work, run.device)]).items():
+    for case, timing in run.measure([*cases, copy_of_bytes(work, run.device)]).items():
         about = {"case": case, "device": run.device.type, "numel": work.numel, "error": errors.get(case)}
         yield {**about, **timing, **done.get((case,), {})}
 
@@ -172,7 +174,7 @@ def derive(rows: Rows) -> Rows:
     found = Rows()
     for row in rows:
         time, saves = row["time"], over(by_clock_of(row, lists), row["time"])
-        share = contenders.of_copy(row, copy)
+        share = of_copy(row, copy)
         found.append({**row, "of_copy": over(time, by_clock_of(row, copy)), "share": share, "saves": saves})
     return found
 

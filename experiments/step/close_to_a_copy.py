@@ -23,27 +23,17 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import (
-    Column,
-    Page,
-    Row,
-    Rows,
-    Run,
-    by_clock_of,
-    error,
-    ms,
-    number,
-    on_own_clock,
-    over,
-    percent,
-    ratio,
-)
+from experiments.columns import error, ms, percent, ratio
+from experiments.comparing import by_clock_of, on_own_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.pictures import Bars
-from experiments.works import contenders
-from experiments.works.contenders import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
-from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
-from experiments.works.models import Work, gpt2_shapes
+from experiments.works import builds, contenders
+from experiments.works.contenders import color
+from experiments.works.in_place import InPlace
+from experiments.works.link import BOTH, IN_PLACE, MOVES
+from experiments.works.models import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, Work, gpt2_shapes
 from experiments.works.paged import FULL, QUICK, Problem
+from experiments.works.steps import checked, copy_of_bytes, of_copy
 
 ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits"}
 NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
@@ -117,16 +107,16 @@ def measure(run: Run) -> Iterator[Row]:
 
 def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
     """Check and time everyone over one work; nothing if it does not fit."""
-    builds = {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, names)}
+    makes = {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, names)}
     if key == BF16:
-        builds[OURS] = contenders.ours(state_format="float32")
-    needed = work.numel * (8 + 16 * len(builds) + 32)
+        makes[OURS] = builds.ours(state_format="float32")
+    needed = work.numel * (8 + 16 * len(makes) + 32)
     if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
         run.leave_out(f"{work.name}: needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
         return
-    cases, errors = contenders.checked(run, work, builds, device)
+    cases, errors = checked(run, work, makes, device)
     if len(work.shapes) < 1000:
-        cases.append(contenders.copy_of_bytes(work, device))
+        cases.append(copy_of_bytes(work, device))
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
@@ -151,12 +141,12 @@ def in_8_bits(run: Run) -> Iterator[Row]:
 def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterator[Row]:
     """Everyone with all state where the parameters are."""
     device = device or run.device
-    builds = {OURS: contenders.ours(), **{name: contenders.ours(**how) for name, how in INT8.items()}}
+    makes = {OURS: builds.ours(), **{name: builds.ours(**how) for name, how in INT8.items()}}
     if device.type == "cuda":
-        builds |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
+        makes |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
     loose = Work(work.name, work.shapes, work.dtype, MOVED, 0.1)  # an update from state in 8 bits may be so far off
-    cases, errors = contenders.checked(run, loose, builds, device)
-    cases.append(contenders.copy_of_bytes(loose, device))
+    cases, errors = checked(run, loose, makes, device)
+    cases.append(copy_of_bytes(loose, device))
     about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         each = 28 if name == OURS else MOVED
@@ -165,7 +155,7 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
 
 def away(run: Run) -> Iterator[Row]:
     """All state on the host: staged, in place, and what the link can do."""
-    problem, work, link = Problem(run), run.size(FULL, QUICK), Link.of(run)
+    problem, work, link = Problem(run), run.size(FULL, QUICK), InPlace.of(run)
     about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel, "error": None}
     blocks, _ = link.best_blocks(run)
     plain = run.measure([case for case in link.cases(blocks) if case.name in (BOTH, IN_PLACE)])
@@ -177,7 +167,7 @@ def away(run: Run) -> Iterator[Row]:
     ways |= {f"in place, {n or 'all'} blocks": {"host_access": "in_place", "blocks": n} for n in (None, 32, 8)}
     for name, how in INT8.items():
         cases = [
-            Case(f"{name}, {way}", contenders.ours(device_budget=0, **how, **more)(problem.parameters()).step)
+            Case(f"{name}, {way}", builds.ours(device_budget=0, **how, **more)(problem.parameters()).step)
             for way, more in ways.items()
         ]
         for case, timing in run.measure(cases).items():
@@ -190,8 +180,8 @@ def in_a_file(run: Run, work: Work) -> Iterator[Row]:
     """All state of a CPU's parameters in a file, whose pages leave the memory as soon as they are done with."""
     about = {"place": "in a file", "device": "cpu", "work": work.name, "numel": work.numel, "error": None}
     cpu, file = torch.device("cpu"), {"placement": "file", "device_budget": 0}
-    builds = {name: contenders.ours(**file, **how) for name, how in {OURS: {}, **INT8}.items()}
-    cases = [Case(name, make(work.parameters(cpu)).step) for name, make in builds.items()]
+    makes = {name: builds.ours(**file, **how) for name, how in {OURS: {}, **INT8}.items()}
+    cases = [Case(name, make(work.parameters(cpu)).step) for name, make in makes.items()]
     for case, timing in run.measure(cases, device=cpu).items():
         nbytes = 2 * (8 if case == OURS else BITS_8) * work.numel
         yield {**about, "case": case, "bytes": round(nbytes), **timing}
@@ -216,7 +206,7 @@ def derive(rows: Rows) -> Rows:
             label = f"{row['case']}, bf16 moments" if fewer else row["case"]
             rate = moved / row["time"]["median"] / 1e3
             # the copy moves as many bytes as 8-bit state: no measure of float32
-            share = None if "place" in row and row["case"] == OURS else contenders.of_copy(row, copy)
+            share = None if "place" in row and row["case"] == OURS else of_copy(row, copy)
             found.append({
                 **row,
                 "label": label,

@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, percent, ratio
+from experiments.columns import percent, ratio
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Lines
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device

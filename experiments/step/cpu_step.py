@@ -18,9 +18,11 @@ from collections.abc import Iterator
 import torch
 
 from experiments.clock import Case, sampled, series
-from experiments.lab import Page, Row, Rows, Run, gb_per_s, number
-from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
-from experiments.works.models import Shapes, Work, gpt2_shapes
+from experiments.columns import gb_per_s
+from experiments.lab import Page, Row, Rows, Run, number
+from experiments.works.contenders import CONTENDERS
+from experiments.works.models import FOREACH, FUSED, OURS, Shapes, Work, gpt2_shapes
+from experiments.works.steps import checked, copy_of_bytes
 
 #: The name of the experiment's note.
 NOTE = "fused_step"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from experiments.clock import series
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE
 from experiments.works.models import HYPER
-from experiments.works.paged import push_out
+from experiments.works.states import push_out
 from pagedopt import PagedAdamW
 
 #: Updates that bfloat16 does not round away, nor too large for a model that begins.

@@ -12,7 +12,7 @@ import compileall
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any
 
 from experiments.child import ROOT, Child
 from experiments.clock import series
-from experiments.lab import Row, Run
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA (driver and NVRTC), torch's extensions.
 FOLDERS = (
@@ -91,35 +90,3 @@ def fresh(
     seconds = time.perf_counter() - begin
     late = child.ended and child.ended.startswith("was stopped after")
     return Fresh(rows, seconds, f"not ended in {limit:g} s" if late else child.ended)
-
-
-def rows_of(
-    run: Run, function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float
-) -> Iterator[dict[str, Any]]:
-    """Rows of a function in a process of its own, as far as it gets: how it failed is left out.
-
-    Toys stay in this process: another takes seconds to begin.
-    """
-    if run.quick:
-        yield from function(*arguments)
-        return
-    found = fresh(function, *arguments, limit=limit)
-    yield from found.rows
-    if found.ended:
-        run.leave_out(f"what comes after {len(found.rows)} rows of {function.__name__}: {found.ended}")
-
-
-def counted_apart(
-    run: Run, function: Callable[..., Iterator[Row]], *arguments: Any, by: Sequence[str], limit: float = 600.0
-) -> dict[tuple[Any, ...], Row]:
-    """What a function counts in a process of its own, so that nothing is timed behind a profiler: rows by some columns.
-
-    Where no profiler is used, on a CPU, it is called here.
-    """
-    rows: Iterable[Row] = function(*arguments)
-    if run.device.type == "cuda":
-        rows = child = Child(function, *arguments, limit=limit)
-    found = {tuple(row[name] for name in by): row for row in rows}
-    if run.device.type == "cuda" and child.ended:
-        run.leave_out(f"launches behind {len(found)} of them: the process {child.ended}")
-    return found

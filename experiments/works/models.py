@@ -12,6 +12,9 @@ Shapes = Sequence[tuple[int, ...]]
 #: Names of who steps, and of what steps are held to.
 OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
 FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
+COMPILED = "torch.compile of foreach"
+#: Bytes of two moments in 8 bits, with scales that belong to 256 numbers.
+BITS_8 = 2 * (1 + 4 / 256)
 #: Different from the defaults, and the same for everyone.
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 

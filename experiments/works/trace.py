@@ -5,7 +5,7 @@
 
 The profiler hears of every launch in the process, CuPy's and Triton's too.  No time is taken from a profiled run but
 how long kernels took: the host is slower while it is listened to.  And behind it: Kineto lets go of CUPTI at the end
-of the process (pytorch#144455).  So trace in a process of its own (:func:`experiments.works.fresh.counted_apart`).
+of the process (pytorch#144455).  So trace in a process of its own (:func:`experiments.works.apart.counted_apart`).
 
 A trace that lacks an event must not become a number: every kernel is to have its launch and every launch its kernel,
 and two traces of the same call have to agree (:class:`Incomplete`).

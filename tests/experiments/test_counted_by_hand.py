@@ -17,11 +17,12 @@ from experiments.paging import link
 from experiments.step import clip_and_scale, close_to_a_copy, cpu_step
 from experiments.vertical import roofline
 from experiments.vertical.traffic import ADAMW, NORM, ONCE, RULE, RULES, TWICE, WORKS
-from experiments.works import contenders, paged
-from experiments.works import link as works_link
-from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
+from experiments.works import builds, in_place, paged
+from experiments.works.contenders import CONTENDERS
 from experiments.works.dispatch import operands
-from experiments.works.models import Work
+from experiments.works.link import IN_PLACE
+from experiments.works.models import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, Work
+from experiments.works.steps import copy_of_bytes
 from experiments.works.witnesses import BY_COMPILER, EAGER
 
 #: An update reads the gradient, and reads and writes the parameter and both moments.
@@ -114,7 +115,7 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
 
 
 def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
+    monkeypatch.setattr(builds, "ours", lambda **_: builds.theirs(foreach=True))  # nothing to compile
     run, small = Watched(), Work("small", [(4096,)])
     rows = Rows(close_to_a_copy.resident(run, small, CPU))
     #: 12 bytes of parameter and gradient; of two moments codes, and 16 scales; read and written.
@@ -185,7 +186,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.nbytes, self.near = 1000, torch.zeros(2000, dtype=torch.uint8)
-        self.cases = works_link.Link.cases.__get__(self)
+        self.cases = in_place.InPlace.cases.__get__(self)
         self.up = self.down = self.both = lambda: None
 
     @classmethod
@@ -201,16 +202,16 @@ class Wire:
 def test_the_link_moves_the_bytes_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is of 1,000 bytes; in place twice as many are read and written; so many does a copy on the device."""
     for module in (link, close_to_a_copy):
-        monkeypatch.setattr(module, "Link", Wire)
+        monkeypatch.setattr(module, "InPlace", Wire)
     run = Watched()
     moved = {row["what"]: row["moved"] for row in link.measure(run) if row["kind"] == link.CEILING}
     assert moved == {"up": 1000, "down": 1000, "both ways": 2000, "plain kernel in place": 4000, "HBM copy": 4000}
     assert operands(run.cases[link.HBM].run) == moved[link.HBM]
     for module in (close_to_a_copy, paged):
         monkeypatch.setattr(module, "QUICK", Work("small", [(4096,)]))
-    monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
+    monkeypatch.setattr(builds, "ours", lambda **_: builds.theirs(foreach=True))  # nothing to compile
     known = {row["case"]: row["bytes"] for row in close_to_a_copy.away(run)}
-    assert (known.pop(close_to_a_copy.BOTH_WAYS), known.pop(works_link.IN_PLACE)) == (2000, 4000)
+    assert (known.pop(close_to_a_copy.BOTH_WAYS), known.pop(IN_PLACE)) == (2000, 4000)
     assert set(known.values()) == {2 * 2 * (4096 + 16 * 4)}, "codes and scales of two moments, up and down"
 
 

@@ -20,7 +20,8 @@ from pictures import needs_matplotlib
 
 from experiments import child, pictures
 from experiments import clock as timing
-from experiments.lab import Page, Rows, Table, Verdict, best, number, on_one_clock, over, words
+from experiments.comparing import best, on_one_clock, over
+from experiments.lab import Page, Rows, Table, Verdict, number, words
 from experiments.pictures import Bars, Lines
 from experiments.works import witnesses
 
