@@ -12,6 +12,8 @@ import contextlib
 import functools
 import gc
 import itertools
+import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -132,18 +134,13 @@ class Run:
                 self.free()
             yield item
 
-    def measure(
-        self,
-        cases: Sequence[Case],
-        rounds: int | None = None,
-        seconds: float | None = None,
-        warmup: int | None = None,
-        device: torch.device | None = None,
-    ) -> dict[str, Any]:
-        """The series ``host``, ``wall`` and ``gpu`` by name of case; ``device``: a CPU times the host alone."""
-        warmup = self.warmup if warmup is None else warmup
-        rounds, seconds = rounds or self.rounds, seconds or self.seconds
-        return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
+    def measure(self, cases: Sequence[Case], **how: Any) -> dict[str, Any]:
+        """The series ``host``, ``wall`` and ``gpu`` by name of case.
+
+        ``how``: rounds, seconds, warmup or device of its own; a CPU times the host alone.
+        """
+        usual = {"rounds": self.rounds, "seconds": self.seconds, "warmup": self.warmup, "device": self.device}
+        return measure(cases, **{**usual, **how})
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[Row]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
@@ -303,3 +300,20 @@ class Page:
         """One PNG, of panels (:mod:`experiments.pictures`) or by a function of an empty figure and the rows."""
         if rows:
             self.pictures.append((name, rows, draw, title, by))
+
+
+# --- JSON
+
+
+def as_json(content: Any) -> str:
+    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
+    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """Return JSON values with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

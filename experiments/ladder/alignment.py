@@ -17,12 +17,13 @@ import torch
 
 from experiments.comparing import by_clock_of, on_one_clock, over
 from experiments.lab import Page, Row, Rows, Run, number
-from experiments.pictures import Bars
-from experiments.works import contenders
+from experiments.pictures import BLUE, GRAY, Bars
+from experiments.works.builds import ours, theirs
 from experiments.works.models import COPY, FOREACH, FUSED, OURS, Bound, Build, Work, gpt2_shapes
 from experiments.works.steps import checked, copy_of_bytes, of_copy
 
 MEASURES = ("kernels", "launch", "tables", "optim")
+MAKES = {OURS: ours(), FUSED: theirs(fused=True), FOREACH: theirs(foreach=True)}
 ON, OFF = "on 16 bytes", "one element off"
 PARAMS, GRADS, STATE = "parameters", "gradients", "state"
 #: What begins one element off: gradients do in the buckets of DDP and FSDP2, parameters too in FSDP's flat ones.
@@ -40,7 +41,7 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
     return memory[1:].view(tensor.shape).copy_(tensor)
 
 
-def off_16(name: str, what: tuple[str, ...]) -> Build:
+def off_16(make: Build, what: tuple[str, ...]) -> Build:
     """A contender after a step; of what it steps over, ``what`` begins one element off."""
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
@@ -48,7 +49,7 @@ def off_16(name: str, what: tuple[str, ...]) -> Build:
             assert p.grad is not None
             p.data = shifted(p.data) if PARAMS in what else p.data
             p.grad = shifted(p.grad) if GRADS in what else p.grad
-        bound = contenders.CONTENDERS[name].build(params)
+        bound = make(params)
         bound.step()
         assert bound.optimizer is not None
         for state in bound.optimizer.state.values() if STATE in what else ():
@@ -71,8 +72,8 @@ def measure(run: Run) -> Iterator[Row]:
     """Four rows per contender: times (µs), the error of its update, the share of tensors on 16 bytes."""
     shapes = gpt2_shapes() if run.device.type == "cuda" else gpt2_shapes(5000, 128, 256, 4)
     work = Work("GPT-2's shapes", run.size(shapes, gpt2_shapes(50, 16, 32, 1)))
-    asked = {f"{name}, {where}": (name, where) for name in (OURS, FUSED, FOREACH) for where in PLACES}
-    builds = {case: off_16(name, PLACES[where]) for case, (name, where) in asked.items()}
+    asked = {f"{name}, {where}": (name, where) for name in MAKES for where in PLACES}
+    builds = {case: off_16(MAKES[name], PLACES[where]) for case, (name, where) in asked.items()}
     cases, errors = checked(run, work, builds, run.device)
     shares = {case.name: aligned(Bound(case.run)) for case in cases}
     for row in run.time([copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
@@ -92,7 +93,12 @@ def derive(rows: Rows) -> Rows:
     return found
 
 
-PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=contenders.color)]
+def color(name: str) -> str:
+    """Ours, and torch's."""
+    return BLUE if name == OURS else GRAY
+
+
+PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=color)]
 TITLE = "A step comes less close to a copy where tensors begin off 16 bytes, ours by least"
 
 

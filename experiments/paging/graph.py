@@ -37,7 +37,7 @@ GPT2_XL, PAGE, ARENAS = "1.56 B (580 tensors)", "one page", "16 arenas"
 def shapes(name: str) -> list[tuple[int, ...]]:
     """Of the parameters of a GPT of :data:`SIZES`."""
     with torch.device("meta"):
-        return [tuple(p.shape) for p in GPT(SIZES[name], SIZES[name].block).parameters()]
+        return [tuple(p.shape) for p in GPT(SIZES[name]).parameters()]
 
 
 def works(run: Run) -> list[tuple[str, Work, str]]:

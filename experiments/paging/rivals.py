@@ -29,6 +29,7 @@ from experiments.pictures import ORANGE, Bars
 from experiments.works import builds, contenders
 from experiments.works.models import HYPER, Bound, Build
 from experiments.works.paged import Problem
+from experiments.works.reference import off_by
 from experiments.works.states import push_out
 
 NEEDS_GPU = True
@@ -87,7 +88,9 @@ def waited(run: Run, case: Case, rounds: int, seconds: float) -> Series:
         torch.cuda.synchronize()
 
     both = Case(case.name, functools.partial(call, case.run), functools.partial(call, case.prepare))
-    return run.measure([both], rounds, seconds, 1, torch.device("cpu"))[case.name]["wall"]
+    times = run.measure([both], rounds=rounds, seconds=seconds, warmup=1, device=torch.device("cpu"))
+    wall: Series = times[case.name]["wall"]
+    return wall
 
 
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
@@ -101,7 +104,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     paged: list[torch.Tensor] = functional.GlobalPageManager.get_instance().paged_tensors
     for name in (RIVAL, RIVAL_8BIT):
         build = contenders.other("bitsandbytes.optim", name.split()[1]).build
-        off = problem.error(build)
+        off = off_by(build, problem.parameters())
         paged.clear()
         problem.run.free()
         yield from ({"name": name, "error": off, **row} for row in _pieces(problem, build, paged))
@@ -150,7 +153,11 @@ def offloaded(params: list[torch.nn.Parameter]) -> Bound:
 def torchao(device: str, quick: bool) -> Iterator[Row]:
     """State, and the update itself, on the CPU; gradients go down during a backward that costs next to nothing."""
     problem = _begun(device, quick)
-    more = {"error": problem.error(offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
+    more = {
+        "error": off_by(offloaded, problem.parameters()),
+        "threads": torch.get_num_threads(),
+        "numel": problem.work.numel,
+    }
     problem.run.free()
     case = Case("backward and step", offloaded(problem.parameters()).step)
     wall = waited(problem.run, case, 8, 3.0)

@@ -202,7 +202,7 @@ def compared(twin: Twin, exact: Twin, lion: bool, v: bool) -> Row:
 def trained(run: Run, family: str) -> Iterator[Row]:
     """A row per decay and code, of one training: the means over steps of its second half, and the largest update."""
     text, steps, (rate, usual) = load_corpus(SIZE.block), run.size(SIZE.steps, 4), RATES[family]
-    model = build_model(run.size(SIZE, replace(SIZE, width=64)), SIZE.block, SEED, run.device)
+    model = build_model(run.size(SIZE, replace(SIZE, width=64)), SEED, run.device)
     params = list(model.parameters())
     stored = [p for p in params if p.numel() >= FEWEST]
     leader = optimizer(family, (0.9, usual) if family == "AdamW" else usual, params, rate)

@@ -20,7 +20,7 @@ import torch
 from experiments.clock import Case, sampled, series
 from experiments.columns import gb_per_s
 from experiments.lab import Page, Row, Rows, Run, number
-from experiments.works.contenders import CONTENDERS
+from experiments.works.builds import ours, theirs
 from experiments.works.models import FOREACH, FUSED, OURS, Shapes, Work, gpt2_shapes
 from experiments.works.steps import checked, copy_of_bytes
 
@@ -47,8 +47,8 @@ def measure(run: Run) -> Iterator[Row]:
         for count in run.each(sorted({1, 2, len(os.sched_getaffinity(0))})):
             torch.set_num_threads(count)
             for work in run.each(works(run.quick)):
-                builds = {name: CONTENDERS[name].build for name in (OURS, FOREACH, FUSED)}
-                builds[AGAIN] = builds[FUSED]
+                fused_steps = dict.fromkeys((FUSED, AGAIN), theirs(fused=True))
+                builds = {OURS: ours(), FOREACH: theirs(foreach=True), **fused_steps}
                 cases, errors = checked(run, work, builds, CPU)
                 *others, fused = sorted((*cases, copy_of_bytes(work, CPU)), key=lambda case: case.name == FUSED)
                 about = {"work": work.name, "threads": count, "numel": work.numel, "bytes": 28 * work.numel}

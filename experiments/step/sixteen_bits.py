@@ -157,7 +157,7 @@ def one(
     device: torch.device, way: Way, lr: float, seed: int, size: Size
 ) -> tuple[list[float], torch.Tensor, torch.Tensor]:
     """The losses of a run, and what its parameters stand for before and behind it."""
-    model = build_model(size, size.block, seed, device).bfloat16().to(way.dtype)
+    model = build_model(size, seed, device).bfloat16().to(way.dtype)
     params = list(model.parameters())
     optimizer, text, losses = way.optimizer(params), load_corpus(size.block), list[torch.Tensor]()
     exact: Callable[[torch.Tensor], torch.Tensor] = getattr(optimizer, "master", torch.Tensor.detach)

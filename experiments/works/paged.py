@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from experiments.lab import Run
-from experiments.works.models import HYPER, Build, Work
-from experiments.works.reference import Reference
+from experiments.works.models import HYPER, Work
 from pagedopt import MemoryReport, PagedAdamW
 
 FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 5e-5)
@@ -46,11 +45,6 @@ class Problem:
         params = self.work.parameters(self.device, self._grads)
         self._grads = self._grads or [p.grad for p in params if p.grad is not None]
         return params
-
-    def error(self, build: Build) -> float:
-        """How far four steps are from float64, as a share of the update."""
-        params = self.parameters()
-        return Reference(params).error(params, build(params))
 
 
 def adamw(params: Sequence[torch.nn.Parameter], **options: Any) -> PagedAdamW:

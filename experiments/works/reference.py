@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from experiments.works.models import HYPER, Bound
+from experiments.works.models import HYPER, Bound, Build
+
+
+def off_by(build: Build, params: Sequence[torch.nn.Parameter]) -> float:
+    """How far four steps over these parameters are from float64, as a share of the update."""
+    return Reference(params).error(params, build([*params]))
 
 
 class Reference:

@@ -56,7 +56,7 @@ class Training:
     def __init__(self, device: torch.device, size: Size, load: Load, make: Make) -> None:
         torch.manual_seed(0)
         with device:
-            self.model = GPT(size, size.block)
+            self.model = GPT(size)
             self.tokens = torch.randint(size.vocabulary, (load.batch, size.block + 1))
         if load.recomputed:
             for layer in self.model.layers:

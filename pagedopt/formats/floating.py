@@ -208,19 +208,3 @@ def check_squares(state_format: StateFormat, state: State, param: torch.dtype, r
 def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
     """Return the columns of state ``name`` by key, with dtypes for a parameter of dtype ``param``."""
     return {column.key(name): complexified(column) if param.is_complex else column for column in form.columns}
-
-
-__all__ = [
-    "FORMATS",
-    "OneFormat",
-    "StateFormat",
-    "check_format",
-    "check_squares",
-    "chosen_format",
-    "columns_of",
-    "dtype_of_name",
-    "format_of",
-    "known",
-    "of_dtype",
-    "real_dtype",
-]

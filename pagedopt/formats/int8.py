@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -34,7 +34,7 @@ CUDA_TEXT = importlib.resources.files(__package__).joinpath("int8.cuh").read_tex
 _CUDA_HOW: dict[How, str] = {"nearest": "int8::NEAREST", "by step": "int8::BY_STEP", "by data": "int8::BY_DATA"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Root(Format):
     """A format of codes in blocks of 256.
 
@@ -43,34 +43,17 @@ class _Root(Format):
             never leave its code.  ``encode`` always rounds to the nearest.
     """
 
-    how: How = "nearest"
-    name: str = ""
+    how: How
     block: int = BLOCK
     cuda_text: str = CUDA_TEXT
 
-    def _of(self, root: int) -> None:
-        how = "nearest" if self.how == "nearest" else f"stochastic {self.how}"
-        texts = {"name": f"int8, root {root}, {how}", "cuda_type": f"Root{root}<{_CUDA_HOW[self.how]}>"}
-        for key, value in {**texts, "numba_store": store(root, self.how)}.items():
-            object.__setattr__(self, key, value)
 
-    def __hash__(self) -> int:
-        """Hash the name alone: each step looks up its kernel by this."""
-        return hash(self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Root3(_Root):
     """First moments: a signed code, whose cube is the share of the block's largest magnitude; -128 is NaN."""
 
     columns: tuple[Column, ...] = (Column("root3", torch.int8), Column("absmax", torch.float32, BLOCK))
     numba_load: str = LOAD_3
-
-    def __post_init__(self) -> None:
-        self._of(3)
-        super().__post_init__()
-
-    __hash__ = _Root.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest; infinities become NaN, as no code stands for them."""
@@ -88,7 +71,7 @@ class Root3(_Root):
         return torch.where(codes == -128, torch.nan, values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Root4(_Root):
     """Second moments: a code from 1 on, whose fourth power is the share of the block's largest; 0 is infinity.
 
@@ -97,12 +80,6 @@ class Root4(_Root):
 
     columns: tuple[Column, ...] = (Column("root4", torch.uint8), Column("absmax", torch.float32, BLOCK))
     numba_load: str = LOAD_4
-
-    def __post_init__(self) -> None:
-        self._of(4)
-        super().__post_init__()
-
-    __hash__ = _Root.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest; NaN becomes infinity: the first moment is NaN then, too."""
@@ -162,10 +139,15 @@ def _spread(absmax: torch.Tensor, numel: int) -> torch.Tensor:
     return absmax.repeat_interleave(BLOCK)[:numel]
 
 
+def _texts(root: int, how: How) -> dict[str, Any]:
+    name = f"int8, root {root}, {how}" if how == "nearest" else f"int8, root {root}, stochastic {how}"
+    return {"name": name, "how": how, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
+
+
 HOWS: tuple[How, ...] = get_args(How)
 #: By how they round.
-FIRST: dict[How, Root3] = {how: Root3(how=how) for how in HOWS}
-SECOND: dict[How, Root4] = {how: Root4(how=how) for how in HOWS}
+FIRST: dict[How, Root3] = {how: Root3(**_texts(3, how)) for how in HOWS}
+SECOND: dict[How, Root4] = {how: Root4(**_texts(4, how)) for how in HOWS}
 OLD_ROOT2 = OldRoot2()
 
 

@@ -439,11 +439,10 @@ class PagedOptimizer(RuleOptimizer):
     def averaged(self) -> Iterator[None]:
         """A ``with`` block in which each parameter has the value of its average; see :func:`pagedopt.ema`.
 
-        Parameter and average change places in one sweep, with no memory of its own, and back at the end of the block,
-        also behind an exception.  A parameter of 16 bits, which would round its average, is copied for the time.  One
-        that has never been updated has no average, and stays.  Save the model within the block, the optimizer outside.
-
-        Within it, to step, to save, load or copy the optimizer, and to enter another raises RuntimeError.
+        They change places in one sweep, without other memory, and back at the end of the block, also behind an
+        exception.  A parameter of 16 bits, which would round its average, is copied for the time.  One that was never
+        updated stays.  Save the model within the block, the optimizer outside: to step, save, load or copy it, or to
+        enter another block, raises RuntimeError.
 
         Raises:
             RuntimeError: the optimizer has no ``after=pagedopt.ema(decay)``, or is damaged.

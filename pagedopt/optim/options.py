@@ -193,10 +193,9 @@ TABLE = {
         "whether a step is left out if the norm of its gradients is infinite or NaN; it needs `max_grad_norm`",
         False,
         {
-            "False": "such a step makes parameters NaN, as in torch",
-            "True": "such a step changes nothing: no parameter, no state, no step count. `optimizer.skipped` counts "
-            "them. With `fused` or `capturable`, and without a step count, the device decides and nothing waits; "
-            "otherwise the step waits for the norm",
+            "False": "it makes parameters NaN, as in torch",
+            "True": "it changes no parameter, state or step count; `optimizer.skipped` counts such steps. Where step "
+            "counts are on the device (`fused`, `capturable`) nothing waits, otherwise the host, for the norm",
         },
     ),
     "after": Option(
@@ -204,10 +203,9 @@ TABLE = {
         None,
         {
             "None": "nothing",
-            "pagedopt.ema(0.999)": "an exponential moving average of the weights: state in float32, under the key "
-            "`param_ema`, unless `state_format` names it. `with optimizer.averaged():` shows it in the place of the "
-            "parameters. A group has the decay under `ema_decay`. Optimizers whose state counts no steps then count "
-            "them. Refused with a `param_format`",
+            "pagedopt.ema(0.999)": "an exponential moving average of the weights: state `param_ema`, in float32 unless "
+            "`state_format` names it. `with optimizer.averaged():` shows it. A group's `ema_decay` is the decay. Steps "
+            "are counted. Refused with a `param_format`",
         },
         "None, or what `pagedopt.ema(decay)` returns",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import libc
 from .copies import Copy
 from .driver import Event, bindings, call, check, relaxed_capture
 
@@ -38,31 +38,19 @@ class Held:
         self._semaphore = (ctypes.c_uint64 * _SEMAPHORE_WORDS)()
         #: Where it is: the destructor's argument.
         self.address = ctypes.addressof(self._semaphore)
-        if _libc().sem_init(self.address, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "sem_init failed")
+        libc.call("sem_init", self.address, 0, 0)
 
     @property
     def released(self) -> bool:
         """Whether the destructor has run."""
         count = ctypes.c_int()
-        _libc().sem_getvalue(self.address, ctypes.byref(count))
+        libc.call("sem_getvalue", self.address, ctypes.addressof(count))
         return count.value > 0
-
-
-@functools.cache
-def _libc() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    for name in ("sem_init", "sem_getvalue", "sem_post"):
-        getattr(library, name).restype = ctypes.c_int
-    library.sem_init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
-    library.sem_getvalue.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.sem_post.argtypes = [ctypes.c_void_p]
-    return library
 
 
 def destructor() -> int:
     """The address of the function that CUDA calls with :attr:`Held.address`."""
-    return int(ctypes.cast(_libc().sem_post, ctypes.c_void_p).value or 0)
+    return int(ctypes.cast(libc.function("sem_post"), ctypes.c_void_p).value or 0)
 
 
 _held: list[Held] = []  # changed by single calls of append and remove: a lock could be left held by an interrupt
@@ -85,7 +73,7 @@ def keep_with_graph(stream: int, kept: Any) -> Held:
     try:
         owner = call("cuUserObjectCreate", held.address, d.CUhostFn(destructor()), 1, flags)
     except BaseException:
-        _libc().sem_post(held.address)
+        libc.call("sem_post", held.address)
         raise
     try:
         call("cuGraphRetainUserObject", graph, owner, 1, int(d.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE))
@@ -136,12 +124,6 @@ def drop_released() -> None:
             continue
         held.kept = None
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
-
-
-def count_held() -> int:
-    """Return how many objects graphs keep alive, those of graphs that are gone left out."""
-    drop_released()
-    return len(_held)
 
 
 # --- graphs of ours: built node by node, each behind others, and launched as a whole ----------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +23,15 @@ from pagedopt.commands.contest import Contender, bits_equal, curves_agree, toler
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.commands.parser import UsageError
 from pagedopt.commands.train import GONE, NAMES
-from pagedopt.planning.sizes import SIZES, parameter_count
+from pagedopt.planning.sizes import SIZES, Size, shapes
 
-STATE = 8 * parameter_count(SIZES["tiny"], SIZES["tiny"].block)  # bytes of two float32 moments
+
+def parameter_count(size: Size) -> int:
+    """Of a GPT of this size."""
+    return sum(map(math.prod, shapes(size)))
+
+
+STATE = 8 * parameter_count(SIZES["tiny"])  # bytes of two float32 moments
 NO_BIT = "The budget has changed no bit of"
 
 
@@ -275,7 +282,7 @@ def test_sizes_and_options_in_help_are_so(program: Program) -> None:
     assert f"default: {small.steps} on a CPU, {gpt2.steps} on a GPU" in text
     assert f"default: {small.batch} on a CPU, {gpt2.batch} on a GPU" in text
     assert not any(f" {option} " in text for option in " ".join(GONE).split())
-    assert round(parameter_count(small, small.block) / 1e6, 1) == 3.3
+    assert round(parameter_count(small) / 1e6, 1) == 3.3
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -311,10 +318,10 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
 
 
 def test_model_is_causal_and_counted() -> None:
-    size = SIZES["tiny"]
-    model = build_model(size, 16, seed=3, device=CPU)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size, 16)
-    assert 124e6 < parameter_count(SIZES["gpt2"], 1024) < 125e6
+    size = replace(SIZES["tiny"], block=16)
+    model = build_model(size, seed=3, device=CPU)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size)
+    assert 124e6 < parameter_count(SIZES["gpt2"]) < 125e6
     seen: list[torch.Tensor] = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     tokens = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
@@ -324,7 +331,7 @@ def test_model_is_causal_and_counted() -> None:
         model(text, tokens)
     assert torch.equal(seen[0][:, :9], seen[1][:, :9])
     assert not torch.isclose(seen[0][:, 9:], seen[1][:, 9:]).all(dim=-1).any()
-    assert torch.equal(model.tokens.weight, build_model(size, 16, 3, CPU).tokens.weight)
+    assert torch.equal(model.tokens.weight, build_model(size, 3, CPU).tokens.weight)
 
 
 def test_learning_rate_rises_and_falls() -> None:

@@ -20,7 +20,6 @@ PAGE = Path(__file__).resolve().parents[2] / "notes" / "contract.md"
 #: In which order files of scenarios (``tests/contract/test_contract_*.py``) are on it.
 FILES = (
     "checkpoints", "hyperparameters", "flags", "gradients", "loops", "objects", "parameters", "schedules",
-    "surroundings",
 )  # fmt: skip
 for _file in FILES:
     importlib.import_module(f"test_contract_{_file}")

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from typing import Any
 
-import pytest
 import torch
-from gpu_support import NEEDED
-from often import MARKS
 
-from pagedopt.optim.registry import OPTIMIZERS
-from tests.contract import page, scenarios
 from tests.contract.odd_values import group_of, odd_values, switches, tried
-from tests.contract.scenarios import FLAGS, PLACES, SCENARIOS, Place, Scenario, World, is_often, ordinary, scenario
+from tests.contract.scenarios import FLAGS, World, ordinary, scenario
 from tests.world import give
 
 CHAPTER = "hyperparameters"
@@ -138,36 +132,3 @@ def test_complex_parameters_and_fused(world: World) -> None:
         opt = world.make(params, **flags)
         give(params, 0, skip)
         world.attempt(f"{flags}: {'no' if skip else 'a'} gradient", opt.step)
-
-
-# --- the contract once more, of optimizers that clip to a norm that no gradient has: nothing may change by it ---------
-
-
-#: What clipping does change, as it does in torch: a norm that is infinite or NaN makes NaN of all gradients; and an
-#: optimizer for each parameter has no norm of all.
-CHANGED = ("extreme values", "an optimizer for each parameter")
-assert page.FILES, "it has loaded all scenarios"
-
-
-def cases() -> list[Any]:
-    """A tenth of the scenarios often, each with one optimizer in one place; all with all in `make test-long`."""
-    found = []
-    for i, scene in enumerate(scene for scene in SCENARIOS if scene.name not in CHANGED):
-        for j, entry in enumerate(OPTIMIZERS):
-            for k, place in enumerate(place for place in PLACES if place.device in scene.devices):
-                often = i % 10 == 0 and j == i // 10 % len(OPTIMIZERS) and is_often(i // 10, k)
-                marks = NEEDED if place.device == "cuda" else MARKS[often]
-                found.append(
-                    pytest.param(scene, entry, place, id=f"{scene.name}-{entry.name}-{place.name}", marks=marks)
-                )
-    return found
-
-
-@pytest.mark.parametrize(("scene", "entry", "place"), cases())
-def test_with_a_norm_beyond_all_gradients(scene: Scenario, entry: Any, place: Place) -> None:
-    clipping = Place(place.name, place.device, {**place.options, "max_grad_norm": float("inf")})
-    scenarios.hold(scene, entry, clipping)
-
-
-def test_what_is_left_out_is_there() -> None:
-    assert set(CHANGED) <= {scene.name for scene in SCENARIOS}

@@ -48,20 +48,10 @@ class Watched(Run):
 # --- floors, and bytes of an element
 
 
-@pytest.mark.parametrize(
-    ("key", "each"),
-    [
-        ("gpt2", FLOAT32),
-        ("gpt2-bf16", BFLOAT16_WITH_FLOAT32_STATE),
-        ("1b", FLOAT32),
-        ("1000", FLOAT32),
-        ("5000", FLOAT32),
-        ("50m", FLOAT32),
-    ],
-)
-def test_a_step_must_move_the_bytes_of_its_formats(key: str, each: int) -> None:
+def test_a_step_must_move_the_bytes_of_its_formats() -> None:
+    due = dict.fromkeys(("gpt2", "1b", "1000", "5000", "50m"), FLOAT32) | {"gpt2-bf16": BFLOAT16_WITH_FLOAT32_STATE}
     for quick in (True, False):
-        assert close_to_a_copy.works(quick)[key].bytes_each == each
+        assert {key: work.bytes_each for key, work in close_to_a_copy.works(quick).items()} == due
 
 
 def test_torchs_steps_move_the_bytes_of_their_formats() -> None:
@@ -71,22 +61,11 @@ def test_torchs_steps_move_the_bytes_of_their_formats() -> None:
     assert close_to_a_copy.MOVED == INT8 == 16.0625
 
 
-@pytest.mark.parametrize(
-    ("name", "each"),
-    [
-        (OURS, FLOAT32),
-        (f"{OURS}, bfloat16 state", 4 + 4 + 4 + 2 * (2 + 2)),
-        (f"{OURS}, float64 state", 4 + 4 + 4 + 2 * (8 + 8)),
-        (f"{OURS}, int8 nearest", INT8),
-        (f"{OURS}, int8 stochastic", INT8),
-        (FUSED, FLOAT32),
-        (FOREACH, FLOAT32),
-        (LOOP, FLOAT32),
-        ("bitsandbytes AdamW8bit", INT8),
-    ],
-)
-def test_a_contender_moves_the_bytes_of_its_state(name: str, each: float) -> None:
-    assert CONTENDERS[name].moved == each
+def test_a_contender_moves_the_bytes_of_its_state() -> None:
+    due = dict.fromkeys((OURS, FUSED, FOREACH, LOOP), FLOAT32)
+    due |= {f"{OURS}, bfloat16 state": 4 + 4 + 4 + 2 * (2 + 2), f"{OURS}, float64 state": 4 + 4 + 4 + 2 * (8 + 8)}
+    due |= dict.fromkeys((f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic", "bitsandbytes AdamW8bit"), INT8)
+    assert {name: CONTENDERS[name].moved for name in due} == due
 
 
 @pytest.mark.parametrize(

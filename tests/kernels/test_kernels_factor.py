@@ -13,7 +13,6 @@ import torch
 from host_build import build, functors, launch
 from kernel_names import instance, sums_instance
 from support import BF16, DTYPES, F16, F32, F64
-from tests.tables.test_layout import assert_no_padding, assertions, compile_with
 
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import INT8
@@ -22,6 +21,7 @@ from pagedopt.launch.on_device import FACTOR, Factor
 from pagedopt.launch.sums import SquaresList, added
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from tests.tables.test_table import assert_no_padding, assertions, compile_with
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
 SHAPES = {32: Geometry(1024, 32), 512: Geometry(4096, BLOCK)}

@@ -22,8 +22,7 @@ from within import Held, adamw, arrive, bits, gradient, held, same
 
 from pagedopt.optim.overlap.cycle import Cycle
 from pagedopt.optim.overlap.within import Within
-from pagedopt.placements.file import FileArena
-from pagedopt.placements.movers import FileMover
+from pagedopt.placements.file import FileArena, FileMover
 
 pytestmark = [pytest.mark.timeout(7200 if EVERY else 110), *MARKS[not EVERY]]
 

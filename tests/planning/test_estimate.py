@@ -322,7 +322,7 @@ def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], text: st
 def test_a_name_of_plan_is_the_model_that_train_makes(name: str) -> None:
     size = SIZES[name]
     with torch.device("meta"):
-        made = GPT(size, size.block)
+        made = GPT(size)
     assert shapes(size) == [tuple(p.shape) for p in made.parameters()]
     assert estimate(name, device_budget="50%") == estimate(made, device="cuda", device_budget="50%")
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from children import python
+from gpu_support import count_held
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
@@ -280,7 +281,7 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Held]:
 
 def test_what_is_held_lives_until_the_graph_is_gone(holding: list[graphs.Held]) -> None:
     seen = [weakref.ref(held.kept) for held in holding]
-    assert graphs.count_held() == 3
+    assert count_held() == 3
     gone = holding[1]
     assert not gone.released
     destroyed(gone)
@@ -288,7 +289,7 @@ def test_what_is_held_lives_until_the_graph_is_gone(holding: list[graphs.Held]) 
     assert [watch() is None for watch in seen] == [False, False, False], "the destructor itself frees nothing"
     graphs.drop_released()
     assert [watch() is None for watch in seen] == [False, True, False]
-    assert graphs.count_held() == 2
+    assert count_held() == 2
     assert gone not in holding
 
 
