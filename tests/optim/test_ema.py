@@ -146,6 +146,8 @@ def test_an_average_may_be_stored_in_fewer_bits_by_name() -> None:
     with optimizer.averaged():
         assert equal(list(model.all), [t.float() for t in averages(model, optimizer)])
     assert equal(before, ends(model.all, optimizer))
+    with pytest.raises(ValueError, match=r"state .param_ema. of rule .* cannot be stored in int8: it holds weights"):
+        made(state_format={"param_ema": "int8"})
 
 
 @pytest.mark.parametrize("overlap", ["forward", "backward"])
