@@ -114,6 +114,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 _BLOCK_FUNCTION = """\
 import numpy as np
 from numba import njit as _njit
+from pagedopt.kernels import numba_numbers as _numbers
 from pagedopt.kernels.numba_numbers import {functions}asked as _asked
 
 S = np.{number}
