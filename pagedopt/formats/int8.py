@@ -36,14 +36,8 @@ _CUDA_HOW: dict[How, str] = {"nearest": "int8::NEAREST", "by step": "int8::BY_ST
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Root(Format):
-    """A format of codes in blocks of 256.
+    """A format of codes in blocks of 256.  Kernels round as :data:`How` says; ``encode`` rounds to the nearest."""
 
-    Attributes:
-        how: how kernels round.  At random, the mean of the results is the number; to the nearest, a slow mean would
-            never leave its code.  ``encode`` always rounds to the nearest.
-    """
-
-    how: How
     block: int = BLOCK
     cuda_text: str = CUDA_TEXT
 
@@ -140,8 +134,12 @@ def _spread(absmax: torch.Tensor, numel: int) -> torch.Tensor:
 
 
 def _texts(root: int, how: How) -> dict[str, Any]:
-    name = f"int8, root {root}, {how}" if how == "nearest" else f"int8, root {root}, stochastic {how}"
-    return {"name": name, "how": how, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
+    """Return what a format has of its own.
+
+    At random, the mean of the results is the number; to the nearest, a slow mean would never leave its code.
+    """
+    name = f"int8, root {root}, {'' if how == 'nearest' else 'stochastic '}{how}"
+    return {"name": name, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
 
 
 HOWS: tuple[How, ...] = get_args(How)
