@@ -499,7 +499,8 @@ def _fill(optimizer: RuleOptimizer, member: Member) -> None:
         if value == 0:
             continue
         if name in member.missing and (name not in member.columns or member.columns[name].free):
-            local(member.entry[name]).fill_(value)
+            both = name in member.columns and member.param.is_complex()  # a rule sees a pair of numbers
+            local(member.entry[name]).fill_(complex(value, value) if both else value)
             optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
         elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
             form = member.columns[keys[0]].form

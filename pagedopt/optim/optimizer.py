@@ -19,11 +19,12 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
+from ..rules import Rule
 from ..system import virtual
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
 from ..system.warn import StateLost, log, outside
-from . import masters
+from . import masters, second
 from .averaged import Shown
 from .capture import CapturedStep, alive, capture
 from .class_checks import (
@@ -326,6 +327,20 @@ class PagedOptimizer(RuleOptimizer):
         except BaseException:  # a warning, too, may be an error
             self.param_groups.pop()
             raise
+
+    @locked
+    def apply(self, rule: Rule, group: Group) -> None:
+        """Apply a rule to the parameters of a group that have state, and to their state, in one launch per dtype.
+
+        Args:
+            rule: its inputs are the parameter, then states by name; hyperparameters are the group's.
+            group: one of ``param_groups``.
+
+        Raises:
+            ValueError: a parameter has no state of that name, or not as plain numbers.
+            KeyError, TypeError: the group lacks a hyperparameter, or it is no number.
+        """
+        second.apply(self, rule, group)
 
     def __repr__(self) -> str:
         text = super().__repr__()

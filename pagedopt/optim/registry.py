@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from .adadelta import PagedAdadelta as PagedAdadelta
+    from .adagrad import PagedAdagrad as PagedAdagrad
     from .adam import PagedAdam as PagedAdam
+    from .adamax import PagedAdamax as PagedAdamax
     from .adamw import PagedAdamW as PagedAdamW
     from .lion import PagedLion as PagedLion
+    from .nadam import PagedNAdam as PagedNAdam
     from .optimizer import PagedOptimizer
+    from .radam import PagedRAdam as PagedRAdam
+    from .rmsprop import PagedRMSprop as PagedRMSprop
     from .sgd import PagedSGD as PagedSGD
 
 
@@ -49,7 +55,20 @@ OPTIMIZERS = (
     Entry("PagedAdam", "adam", ("adam", "adam_amsgrad", "adamw", "adamw_amsgrad")),
     Entry("PagedSGD", "sgd", ("sgd", "sgd_momentum")),
     Entry("PagedLion", "lion", ("lion",)),
+    Entry(
+        "PagedRMSprop",
+        "rmsprop",
+        ("rmsprop", "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum"),
+    ),
+    Entry("PagedNAdam", "nadam", ("nadam",)),
+    Entry("PagedRAdam", "radam", ("radam",)),
+    Entry("PagedAdamax", "adamax", ("adamax",)),
+    Entry("PagedAdagrad", "adagrad", ("adagrad",)),
+    Entry("PagedAdadelta", "adadelta", ("adadelta",)),
 )
 RULE_NAMES = tuple(dict.fromkeys(name for entry in OPTIMIZERS for name in entry.rules))
 if TYPE_CHECKING:  # what `import *` in the package's __init__ exports
-    __all__ = ["PagedAdam", "PagedAdamW", "PagedLion", "PagedSGD"]
+    __all__ = [
+        "PagedAdadelta", "PagedAdagrad", "PagedAdam", "PagedAdamW", "PagedAdamax", "PagedLion", "PagedNAdam",
+        "PagedRAdam", "PagedRMSprop", "PagedSGD",
+    ]  # fmt: skip

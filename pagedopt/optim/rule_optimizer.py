@@ -163,7 +163,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         chosen, form = chosen_format(self.state_format_of(group), name), self.form_of(p)
         dtype = p.dtype if form is None else form.stands_for(p.dtype)
         if chosen is None:
-            return default_format(name, dtype)
+            moment = next((r.moments[name] for r in self.known_rules() if name in r.moments), None)
+            return default_format(name, dtype, moment)
         state = self._state(name, p.numel(), group) if isinstance(chosen, Choice) else State(name, p.numel())
         return format_of({name: chosen}, state, dtype)
 
