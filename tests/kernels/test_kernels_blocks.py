@@ -111,8 +111,9 @@ def test_played_threads_leave_the_bits_of_numba(
 
 def test_kernels_share_what_numba_compiles_of_a_format() -> None:
     """A store of 8 bits is most of what it compiles; nothing in it depends on the rule or on the parameter's dtype."""
+    drawn = FIRST["by step"]
     shared = [
-        set(re.findall(r"from (pagedopt_\w+)", cpu.source(RULES[name], formats_of(RULES[name], (dtype, dtype), FIRST["by step"]))))
+        set(re.findall(r"from (pagedopt_\w+)", cpu.source(RULES[name], formats_of(RULES[name], (dtype, dtype), drawn))))
         for name, dtype in (("adamw", F32), ("adamw", BF16), ("lion", F16), ("adamw", F64))
     ]
     assert shared[0] == shared[1] == shared[2] != set()
