@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.clock import Series
-from experiments.lab import Column, Page, Row, Rows, as_json, cell, number, number_in
+from experiments.json_text import as_json
+from experiments.lab import Column, Page, Row, Rows, cell, number, number_in
 from pagedopt.commands.tables import new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.

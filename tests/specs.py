@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import reference_lion
+import reference_rules
 import torch
 
 from pagedopt import (
@@ -84,7 +85,8 @@ class Case:
     def numbers(self) -> tuple[str, ...]:
         """Hyperparameters that are numbers; betas are two."""
         switches = [name for name, value in self.options.items() if isinstance(value, bool)]
-        found = (("beta1", "beta2") if name == "betas" else (name,) for name in self.options if name not in switches)
+        betas = [f"beta{i}" for i, _ in enumerate(self.options.get("betas", ()), 1)]
+        found = (betas if name == "betas" else [name] for name in self.options if name not in switches)
         return tuple(name for names in found for name in names)
 
     def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> Any:
@@ -466,8 +468,61 @@ ADADELTA = Spec(
     often=False,
 )  # fmt: skip
 
+OF_TORCH = (RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)
+
+
+def _written(
+    name: str, update: Any, options: Hyper, other: Hyper, *more: Hyper, begin: Hyper | None = None, **about: Any
+) -> Spec:
+    """A class that torch does not have; its reference is ``update``, the lines of the paper."""
+    entry = ENTRIES[name]
+    of: Hyper = {
+        "ours": entry.optimizer, "theirs": reference_rules.written(entry.optimizer, update, **(begin or {})),
+        "rule": entry.rules[0], "other": other,
+    }  # fmt: skip
+    title, betas = entry.rules[0].replace("_", " "), options["betas"]
+    return Spec(
+        entry=entry,
+        cases=(
+            Case(name=title, options=options, recorded=USUAL[:2], **of),
+            *(Case(name=f"{title}, {', '.join(each)}", options={**options, **each}, **of) for each in more),
+        ),
+        bad=(
+            Bad({"lr": -1.0}, "lr=-1.0, .* none is negative"),
+            Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
+            Bad({"betas": betas[:1]}, "give (two|three) numbers"),
+            Bad({"weight_decay": -1.0}, "weight_decay=-1.0.*: none is negative"),
+            Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
+        ),
+        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 2)} for device in ("cpu", "cuda")},
+        often=False,
+        **about,
+    )
+
+
+_OTHER = _OF_ADAMW["other"]
+_ADAN: Hyper = {**_ADAMW, "betas": (0.8, 0.7, 0.95)}
+WRITTEN = (
+    _written(
+        "PagedAdEMAMix", reference_rules.ademamix, {**_ADAMW, "betas": (0.8, 0.95, 0.97), "alpha": 3.0},
+        {**_OTHER, "betas": (0.7, 0.9, 0.96), "alpha": 5.0}, {"alpha_warmup": 5, "beta3_warmup": 7}, {"maximize": True},
+        decoupled=True,
+    ),
+    _written(
+        "PagedScheduleFreeAdamW", reference_rules.schedule_free_adamw, {**_ADAMW, "warmup_steps": 3},
+        {**_OTHER, "warmup_steps": 2}, {"maximize": True}, begin={"weight_sum": 0.0},
+    ),
+    _written("PagedCautiousAdamW", reference_rules.cautious_adamw, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+    _written(
+        "PagedCautiousLion", reference_rules.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
+    ),
+    _written("PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}),
+    _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
+    _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+)  # fmt: skip
+
 #: By the name of the class.
-SPECS = {spec.entry.name: spec for spec in (ADAMW, ADAM, SGD, LION, RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)}
+SPECS = {spec.entry.name: spec for spec in (ADAMW, ADAM, SGD, LION, *OF_TORCH, *WRITTEN)}
 CASES = {case.name: case for spec in SPECS.values() for case in spec.cases}
 #: Of each class those that have state, and not the same as an earlier one: what becomes of state is as there.
 BY_STATE = {

@@ -45,7 +45,5 @@ class PagedLion(PagedOptimizer):
         capturable: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        hyper = checked(
-            (0.9, 0.99), lr=lr, betas=betas, weight_decay=weight_decay, maximize=maximize, capturable=capturable
-        )
-        super().__init__(params, hyper, **options)
+        hyper = checked((0.9, 0.99), lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)

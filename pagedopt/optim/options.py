@@ -286,25 +286,25 @@ def check_hyperparameters(**given: Any) -> None:
 
 
 def checked(like: tuple[float, ...], **given: Any) -> dict[str, Any]:
-    """Return the hyperparameters of a class that torch does not have; switches and None are passed on.
+    """Return the hyperparameters of a class that torch does not have.
 
     Args:
         like: the default of ``betas``.
 
     Raises:
-        TypeError: one is a text, or ``lr`` is None.
+        TypeError: one is a text or None.
         ValueError: one is negative or has several elements; ``betas`` are too many or few, or not below 1.
     """
     betas = given["betas"] = tuple_of_betas(given["betas"])
     check_hyperparameters(**given)
     if len(betas) != len(like):
         raise ValueError(f"betas is {betas}; give {'two' if len(like) == 2 else 'three'} numbers, as betas={like}")
-    numbers = {name: value for name, value in given.items() if not (value is None or isinstance(value, bool | tuple))}
+    numbers = {name: value for name, value in given.items() if name != "betas"}
     for name, value in {**numbers, **{f"betas[{i}]": beta for i, beta in enumerate(betas)}}.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")
     if not (all(value >= 0 for value in numbers.values()) and all(0 <= beta < 1 for beta in betas)):
-        said = ", ".join(f"{name}={given[name]}" for name in given if name in numbers or name == "betas")
+        said = ", ".join(f"{name}={value}" for name, value in given.items())
         raise ValueError(f"{said}: none is negative, betas are below 1")
     return given
 

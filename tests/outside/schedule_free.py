@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import pagedopt
 from pagedopt import Moment, PagedOptimizer, rule
 
 
@@ -35,17 +34,12 @@ def to_gradients(param, z, *, beta):  # type: ignore[no-untyped-def]
 
 
 class ScheduleFree(PagedOptimizer):
-    rules = (schedule_free,)
+    rule = schedule_free
     initial: ClassVar = {"weight_sum": 0.0}
     extra_defaults = ("training",)
 
     def __init__(self, params: Any, lr=1.0, beta=0.9, warmup: int | None = None, **options: Any) -> None:  # type: ignore[no-untyped-def]
         super().__init__(params, {"lr": lr, "beta": beta, "warmup": warmup, "training": True}, **options)
-
-    def rule_of(self, group: dict[str, Any]) -> pagedopt.Rule:
-        if not group["training"]:
-            raise RuntimeError("parameters are the average; call train() before step()")
-        return schedule_free
 
     def switch(self, training: bool) -> None:
         """Let parameters be where gradients are taken, or the average: to evaluate, or to save the model."""
