@@ -68,7 +68,7 @@ lint: $(READY)  ## ruff, mypy, and the contract of who imports whom
 docs: $(CLIENTS)  ## build the site of README, notes and docstrings into build/site
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-release-check: $(READY)  ## fail on numbers that are quoted and were measured with other code; needs the history
+release-check: $(READY)  ## fail unless README and usage quote numbers of one commit and of this code; needs the history
 	$(PY) -m experiments release_check
 
 clean:  ## remove .venv, caches and builds (runs/ stays)

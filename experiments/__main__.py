@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from experiments.kept import Experiment
     from experiments.lab import Page, Row, Run, Table
 
-#: What measures nothing: its module, and what it does.
+#: What is no question: its module, and what it does.
 PAGES = {
     "readme": ("readme", "fill README.md with what is kept, and draw its picture"),
     "lecture": ("lecture.page", "write notes/claims.md and the quotes in notes/lecture.md from stored results"),
-    "release_check": ("release_check", "fail on what is quoted and has changed since it was measured"),
+    "campaign": ("campaign", "measure what README.md and usage.md quote, as far as this commit has not"),
+    "release_check": ("release_check", "fail unless README and usage quote one commit, and files of today"),
 }
 INTERRUPTED = 130
 #: Columns of a table, where the output goes into a file.
@@ -45,7 +46,7 @@ class Parser(Explaining):
     def error(self, message: str) -> NoReturn:
         """End with exit status 2."""
 
-        from experiments.child import refuse
+        from experiments.device import refuse
 
         refuse(f"{self.prog}: {self.told(message)}")
 
@@ -57,15 +58,20 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler says on stderr when it begins and ends
     if not arguments or arguments[0] in ("-h", "--help"):
         print("python -m experiments NAME [--help]\n")
-        for experiment in kept.every():
-            print(f"  {experiment.name:20} {experiment.title}")
+        for title in dict.fromkeys(experiment.title for experiment in kept.every()):
+            names = ", ".join(each.name for each in kept.every() if each.title == title)
+            print(f"  {names:20} {title}" if len(names) <= 20 else f"  {names}\n{title:>{len(title) + 23}}")
         print("", *(f"  {page:20} {what}" for page, (_, what) in PAGES.items()), sep="\n")
         return 0
     name, *rest = arguments[0].replace("-", "_"), *arguments[1:]
     if name in PAGES:
         module, what = PAGES[name]
-        Parser(prog=f"python -m experiments {name}", description=what).parse_args(rest)
-        return int(importlib.import_module(f"experiments.{module}").main())
+        parser, page = (
+            Parser(prog=f"python -m experiments {name}", description=what),
+            importlib.import_module(f"experiments.{module}"),
+        )
+        getattr(page, "options", lambda _: None)(parser)
+        return int(page.main(**vars(parser.parse_args(rest))))
     found = kept.find(name)
     if found is None:
         names = ", ".join(experiment.name for experiment in kept.every())
@@ -126,7 +132,7 @@ def run(experiment: Experiment, part: str | None, arguments: Sequence[str]) -> i
         SystemExit: with status 2 and one line, if the options cannot be followed.
     """
     from experiments import kept, pictures
-    from experiments.child import chosen_device
+    from experiments.device import chosen_device
     from experiments.lab import Page, Run
 
     options = parse(experiment, part, arguments)

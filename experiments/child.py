@@ -9,50 +9,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    import torch
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from experiments.child import serve; serve(*sys.argv[2:])"
-
-
-def refuse(text: str) -> NoReturn:
-    """End with exit status 2 and one line.
-
-    Raises:
-        SystemExit: always.
-    """
-    print(text, file=sys.stderr)
-    raise SystemExit(2)
-
-
-def chosen_device(name: str) -> torch.device:
-    """The device, with its index, made current.
-
-    Raises:
-        SystemExit: the device is not here.
-    """
-    import torch  # which takes seconds: a child that needs none is there at once
-
-    found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
-    if not found:
-        refuse(f"--device is {name!r}; use cuda, cuda:N or cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    index, there = int(found[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if index >= there:
-        refuse(f"--device is {name!r}; torch sees {there} CUDA devices here, numbered from 0; or use --device cpu")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
 
 
 class Child:

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import pkgutil
+import platform
 import re
 import shutil
 import subprocess
@@ -21,12 +22,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 import experiments
-from experiments.child import refuse
+from experiments.device import refuse
+from experiments.json_text import as_json
 from experiments.lab import Page, Rows, Table
-from pagedopt.commands.tables import as_json
 from pagedopt.system import machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,8 +165,20 @@ def conditions() -> dict[str, Any]:
     for package in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    about = {"when": now(), "versions": versions, "driver": machine.driver_version()}
-    return {**machine.describe(), **about, **this_revision()}
+    return {
+        "platform": platform.platform(),
+        "processor": machine.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "numpy": np.__version__,
+        "when": now(),
+        "versions": versions,
+        "driver": machine.driver_version(),
+        **this_revision(),
+    }
 
 
 def now() -> str:
@@ -212,7 +226,11 @@ def newest(folder: Path, name: str) -> Path:
         SystemExit: there are none.
     """
     there = folder.glob(f"{name}-*.json")
-    found = min(there, key=lambda path: (path.stem.endswith("-cpu"), -path.stat().st_mtime), default=None)
+
+    def rank(path: Path) -> tuple[bool, str]:
+        return not path.stem.endswith("-cpu"), json.loads(path.read_text())["machine"]["when"]
+
+    found = max(there, key=rank, default=None)
     if found is None:
         refuse(f"no results {name}-*.json in {folder}: run the experiment first, or name a file")
     return found

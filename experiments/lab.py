@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from experiments.clock import Case, Series, measure
+from experiments.clock import Case, measure
 
 Item = TypeVar("Item")
 Row = dict[str, Any]
 #: A column's name, or a function of a row.
 Column = str | Callable[[Row], Any]
-Shown = Callable[[Row], str]
 
 # --- rows
 
@@ -74,44 +72,6 @@ def number_in(row: Row, column: Column) -> float | None:
     return None if found is None else float(found)
 
 
-def best(row: Row) -> Series:
-    """The GPU's series if there is one, else the wall's."""
-    return row["gpu"] or row["wall"]
-
-
-def over(one: Series | None, other: Series | None) -> float | None:
-    """How many times as long one series takes as another, by their medians; None where one is missing.
-
-    Raises:
-        ValueError: they are of two clocks.
-    """
-    if not one or not other:
-        return None
-    if one["clock"] != other["clock"]:
-        raise ValueError(f"a time of the clock {one['clock']} over one of {other['clock']} says nothing")
-    return float(one["median"] / other["median"])
-
-
-def on_one_clock(rows: Rows) -> Rows:
-    """Rows that are compared, with the series ``time`` by one ``clock``.
-
-    The GPU's where all that were timed have one, else the wall's of all; None where a row was not timed.
-    """
-    timed = [row for row in rows if row.get("wall")]
-    clock = "GPU" if timed and all(row.get("gpu") for row in timed) else "wall"
-    return Rows({**row, "clock": clock, "time": row.get(clock.lower())} for row in rows)
-
-
-def on_own_clock(rows: Rows) -> Rows:
-    """Rows with the series ``time`` and its ``clock``: the GPU's where a row has one, else the wall's."""
-    return Rows({**row, "time": best(row), "clock": best(row)["clock"]} for row in rows)
-
-
-def by_clock_of(row: Row, other: Row | None) -> Series | None:
-    """The series of another row by the clock that a row names; None if there is none."""
-    return other and other[row["clock"].lower()]
-
-
 # --- columns as tables show them
 
 
@@ -128,87 +88,6 @@ def words(row: Row, column: Column) -> str:
     if isinstance(found, str):
         return found
     return number(found if isinstance(found, int) else number_in(row, lambda _: found))
-
-
-def in_units(column: Column, unit: float) -> Callable[[Row], float | None]:
-    """A column divided by a unit; None where there is no number."""
-    return lambda row: None if (found := number_in(row, column)) is None else found / unit
-
-
-def formatted(column: Column, pattern: str, missing: str = "-") -> Shown:
-    """A column in a format, as "{:.2f} x"; of a series the median.
-
-    >>> formatted("share", "{:.1f} %")({"share": 12.34})
-    '12.3 %'
-    """
-    return lambda row: missing if (found := number_in(row, column)) is None else pattern.format(found)
-
-
-def ms(column: Column) -> Callable[[Row], float | None]:
-    """A column of µs in ms."""
-    return in_units(column, 1e3)
-
-
-def mib(column: Column) -> Callable[[Row], float | None]:
-    """A column of bytes in MiB."""
-    return in_units(column, 2**20)
-
-
-def percent(column: Column, pattern: str = "{:.1f} %") -> Shown:
-    """A column of percent."""
-    return formatted(column, pattern)
-
-
-def ratio(column: Column) -> Shown:
-    """A column of ratios."""
-    return formatted(column, "{:.2f} x")
-
-
-def error(column: Column = "error") -> Shown:
-    """A column of errors; nothing where none is known."""
-    return formatted(column, "{:.1e}", "")
-
-
-def gb(column: Column) -> Shown:
-    """A column of bytes in GB; less than half a megabyte is 0."""
-    found = in_units(column, 1e9)
-    return lambda row: "0" if abs(found(row) or 1) < 5e-4 or found(row) == 0 else number(found(row))
-
-
-def spread(column: Column, low: str = "p10", high: str = "p90") -> Shown:
-    """A series: its median, and from where to where most of it lies."""
-    ends, pattern = ("median", low, high), "{} ({} to {})"
-    return lambda row: pattern.format(*(number(x[e]) for e in ends)) if (x := cell(row, column)) else "-"
-
-
-def spread_ms(column: Column) -> Shown:
-    """From where to where most of a series of µs lies, in ms."""
-    ends, pattern = ("p10", "p90"), "{} to {}"
-    return lambda row: pattern.format(*(number(x[e] / 1e3) for e in ends)) if (x := cell(row, column)) else "-"
-
-
-def yes_or_no(column: Column) -> Shown:
-    """A column of booleans."""
-    return lambda row: "yes" if cell(row, column) else "no"
-
-
-def last_line(column: Column = "ended") -> Shown:
-    """Of a text the last line, as much as a table has room for; nothing where there is no text."""
-    return lambda row: ((cell(row, column) or "").strip().splitlines() or [""])[-1][:120]
-
-
-def gb_per_s(nbytes: Column, time: Column) -> Callable[[Row], float | None]:
-    """A column of bytes over one of µs; None where one of them is missing or nothing was moved.
-
-    >>> gb_per_s("moved", "time")({"moved": 3e9, "time": 1e6})
-    3.0
-    """
-
-    def rate(row: Row) -> float | None:
-        moved, taken = number_in(row, nbytes), number_in(row, time)
-        return moved / taken / 1e3 if moved and taken else None
-
-    return rate
 
 
 # --- a run
@@ -252,37 +131,13 @@ class Run:
                 self.free()
             yield item
 
-    def measure(
-        self,
-        cases: Sequence[Case],
-        rounds: int | None = None,
-        seconds: float | None = None,
-        warmup: int | None = None,
-        device: torch.device | None = None,
-    ) -> dict[str, Any]:
-        """The series ``host``, ``wall`` and ``gpu`` by name of case; ``device``: a CPU times the host alone."""
-        warmup = self.warmup if warmup is None else warmup
-        rounds, seconds = rounds or self.rounds, seconds or self.seconds
-        return measure(cases, device or self.device, rounds=rounds, seconds=seconds, warmup=warmup)
+    def measure(self, cases: Sequence[Case], **how: Any) -> dict[str, Any]:
+        """The series ``host``, ``wall`` and ``gpu`` by name of case.
 
-    def wall(self, cases: Sequence[Case], rounds: int | None = None, seconds: float | None = None) -> dict[str, Any]:
-        """Wall times of what blocks the host or moves pages: each is waited for, and so is what comes before it."""
-
-        def waited(run: Callable[[], object]) -> Callable[[], None]:
-            def call() -> None:
-                run()
-                torch.cuda.synchronize()
-
-            return call
-
-        found = [Case(case.name, waited(case.run), waited(case.prepare)) for case in cases]
-        times = self.measure(found, rounds, seconds, 1, torch.device("cpu"))
-        return {name: timing["wall"] for name, timing in times.items()}
-
-    def host(self, cases: Sequence[Case], rounds: int | None = None, warmup: int | None = None) -> dict[str, Any]:
-        """Times until a call returns, whatever it queued."""
-        found = self.measure(cases, rounds, warmup=warmup, device=torch.device("cpu"))
-        return {name: timing["host"] for name, timing in found.items()}
+        ``how``: rounds, seconds, warmup or device of its own; a CPU times the host alone.
+        """
+        usual = {"rounds": self.rounds, "seconds": self.seconds, "warmup": self.warmup, "device": self.device}
+        return measure(cases, **{**usual, **how})
 
     def time(self, cases: Sequence[Case], **columns: Any) -> Iterator[Row]:
         """A row per case: ``columns``, ``case``, and its times (:meth:`measure`)."""
@@ -336,8 +191,7 @@ class Table(NamedTuple):
     def full(self) -> Table:
         """Without columns that say nothing in any line."""
         said = [any(cell not in ("", "-") for cell in column) for column in zip(*self.lines, strict=True)]
-        kept = functools.partial(itertools.compress, selectors=said)
-        return Table(self.title, list(kept(self.headings)), [list(kept(line)) for line in self.lines])
+        return Table(self.title, [*compress(self.headings, said)], [[*compress(line, said)] for line in self.lines])
 
 
 class Verdict(NamedTuple):
@@ -368,6 +222,8 @@ class Verdict(NamedTuple):
 
 #: A number, or one with a remark that goes behind the bar's title, or None: not measured.
 Measured = float | tuple[float, str] | None
+#: With fields of the first row ("{work}, {clock}"), or a function of the rows.
+Title = str | Callable[[Rows], str]
 
 
 class Page:
@@ -384,12 +240,10 @@ class Page:
         self.bars: list[Verdict] = []
         self.pictures: list[tuple[str, Rows, Any, str, Sequence[str]]] = []
 
-    def table(
-        self, title: str | Callable[[Rows], str], rows: Rows, columns: Mapping[str, Column], by: Sequence[str] = ()
-    ) -> None:
+    def table(self, title: Title, rows: Rows, columns: Mapping[str, Column], by: Sequence[str] = ()) -> None:
         """A line per row, a table for each group of rows that are alike in ``by``.
 
-        Title and headings may have fields of the first row ("{work}, {clock}"), or the title be a function of the rows.
+        Headings may have fields of the first row, too.
         """
         for group in rows.groups(*by):
             lines = [[words(row, column) for column in columns.values()] for row in group]
@@ -397,7 +251,7 @@ class Page:
 
     def grid(
         self,
-        title: str | Callable[[Rows], str],
+        title: Title,
         rows: Rows,
         down: str,
         across: str,
@@ -412,9 +266,7 @@ class Page:
             lines = [[str(name), *(known.get((name, value), "-") for value in over)] for name in rows.values(down)]
             self._table(title, rows, [corner, *map(heading, over)], lines)
 
-    def _table(
-        self, title: str | Callable[[Rows], str], rows: Rows, headings: Sequence[str], lines: Sequence[Sequence[str]]
-    ) -> None:
+    def _table(self, title: Title, rows: Rows, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         if any(cell not in ("", "-") for line in lines for cell in line[1:]):  # a CPU has no GPU times
             said = title(rows) if callable(title) else title.format_map(rows[0])
             self.blocks.setdefault(self.section, []).append(Table(said, headings, lines))

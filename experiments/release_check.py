@@ -1,34 +1,52 @@
-"""May this be released?  What README or a verdict quotes was measured with the files here, and pages are of today."""
+"""May this be released?  README and usage quote numbers of one commit and of the files here, and pages are of today."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments import kept, readme
 from experiments.lecture import page
 from experiments.lecture.page import Results
+from pagedopt.commands.tables import console, results_table
 
 
 def main() -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Print what is quoted with its commit, and what is wrong; 1 if anything is."""
     front, verdicts = Results(), Results()
     pages = {kept.ROOT / name: [*readme.blocks(front, name).values()] for name in readme.PAGES}
     pages |= {page.TABLE: [page.page(results=verdicts)], page.STORY: [*page.quotes(verdicts).values()]}
-    verdicts.asked += front.asked
-    found = [*stale(verdicts), *old_pages(pages)]
-    print("\n".join(found) or f"{len(set(verdicts.asked))} parts are quoted, and none has changed since")
+    quoted = [*sources(front, "README, usage"), *sources(verdicts, "claims, lecture")]
+    console(110).print(results_table(quoted))
+    found = [*wrong(quoted[: len(set(front.asked))]), *old_pages(pages)]
+    print("\n".join(found) or "README and usage quote one commit, and no file that they measured has changed since")
     return int(bool(found))
 
 
-def stale(results: Results) -> Iterator[str]:
-    """What was asked for and has changed since it was measured, or of which that is not known."""
-    for shown in dict.fromkeys(results.asked):
+def sources(results: Results, pages: str) -> Iterator[dict[str, str]]:
+    """The commit of each part that was asked for, and how many of the files that it measures have changed since."""
+    for shown in sorted(set(results.asked)):
         part, module = results.part(shown)
         files = kept.changed(str(part["commit"]), module)
-        if files or files is None:
-            since = "not known" if files is None else ", ".join(files)
-            yield f"{shown}, measured at {part['commit']}, is quoted; changed since: {since}"
+        changed = "not known" if files is None else str(len(files))
+        yield {"part": shown, "quoted by": pages, "commit": str(part["commit"]), "files changed since": changed}
+
+
+def wrong(quoted: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """What keeps README and usage from a release: two commits, or files that have changed since.
+
+    >>> row = {"part": "a.b", "commit": "abc1234", "files changed since": "0"}
+    >>> list(wrong([row]))
+    []
+    >>> list(wrong([row, {**row, "commit": "def5678"}]))
+    ['README and usage quote 2 commits: abc1234, def5678; python -m experiments campaign']
+    >>> list(wrong([{**row, "files changed since": "2"}]))
+    ['files have changed since these were measured, or that is not known: a.b']
+    """
+    if len(commits := sorted({row["commit"] for row in quoted})) > 1:
+        yield f"README and usage quote {len(commits)} commits: {', '.join(commits)}; python -m experiments campaign"
+    if old := [row["part"] for row in quoted if row["files changed since"] != "0"]:
+        yield f"files have changed since these were measured, or that is not known: {', '.join(old)}"
 
 
 def old_pages(pages: Mapping[Path, list[str]]) -> Iterator[str]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .common.names import attach
-from .optim.foreign_options import NAMES
+from .optim.foreign_options import NAMES, NO_RULES
 from .optim.registry import OPTIMIZERS
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .foreach_ops import *  # noqa: F403
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .launch.apply import multi_tensor_apply as multi_tensor_apply
     from .launch.sweep import Sweep as Sweep
     from .optim import *  # noqa: F403
+    from .optim.average import ema as ema
     from .optim.options import Options as Options
     from .planning.estimate import Estimate as Estimate
     from .planning.estimate import estimate as estimate
@@ -36,6 +37,7 @@ _MODULES = {
 
     ".planning.estimate": ("Estimate", "estimate"),
     ".optim": ("MemoryReport", "PagedOptimizer", "run_with_room", *(entry.name for entry in OPTIMIZERS)),
+    ".optim.average": ("ema",),
     ".optim.options": ("Options",),
     ".formats.choice": ("Moment",),
     ".tables.pointers": ("PointerTable",),
@@ -50,4 +52,4 @@ _UNLISTED = {".foreach_ops": (
 #: What is gone, and what to do instead.
 _GONE = {"shadow": "run examples/beside_torch.py of the repository, with your own model and options in it"}
 if not TYPE_CHECKING:  # with a module-level __getattr__, a type checker would accept any name
-    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES | _GONE, _UNLISTED)
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES | NO_RULES | _GONE, _UNLISTED)

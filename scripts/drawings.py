@@ -13,7 +13,7 @@ from html import escape
 from experiments.kept import NOTES
 from experiments.ladder.counts import LIST
 from experiments.lecture.page import Results
-from experiments.works.contenders import FOREACH, FUSED, LOOP
+from experiments.works.models import FOREACH, FUSED, LOOP
 from pagedopt import PagedAdamW
 from pagedopt.paging.policy import SLOTS, schedule
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Update, plan

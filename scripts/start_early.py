@@ -17,7 +17,7 @@ import warnings
 
 import torch
 
-from experiments.overlap.iteration import HIDDEN, MODELS, maker
+from experiments.works.hidden import HIDDEN, MODELS, maker
 from experiments.works.training import Load, Training
 from pagedopt.planning.sizes import SIZES
 

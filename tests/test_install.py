@@ -88,6 +88,8 @@ def test_an_sdist_makes_the_same_wheel(built: Path, tmp_path: Path) -> None:
     (tree,) = tmp_path.iterdir()
     names = {p.name for p in tree.iterdir()}
     assert {"README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "tests", "notes"} <= names
+    raw = [*tree.glob("experiments/results/*.json"), *tree.glob("notes/raw/*")]
+    assert not raw, "raw results stay in the repository"
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "again", cwd=tree)
     (again,) = (tmp_path / "again").glob("*.whl")
     one, other = (

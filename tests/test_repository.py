@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from command_line import Program
 from paths import ROOT
+from slices import SLICES, VARIABLE, Slice, slice_of
 
 
 def test_hooks_run_what_make_lint_runs() -> None:
@@ -52,3 +59,80 @@ def test_planted_faults_name_what_is_there() -> None:
         if fault["file"].endswith(".py"):
             compile(faulty, fault["what"], "exec")
         assert (ROOT / fault["test"].split()[0]).is_file(), fault["what"]
+
+
+# --- test files have names of their own: one process may be given any two of them, and imports them by these ----------
+
+
+def test_no_two_files_have_one_name() -> None:
+    files = [p for p in Path(__file__).parent.rglob("*.py") if not (p.parent / "__init__.py").exists()]
+    names = Counter(p.name for p in files if p.name != "conftest.py")  # pytest knows those by their folders
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+# --- environment variables are in one table: those of users in notes/setup.md, the others in CONTRIBUTING.md ----------
+
+
+def named(*files: Path) -> set[str]:
+    return {name for path in files for name in re.findall(r"PAGEDOPT_[A-Z_]+", path.read_text())}
+
+
+def listed(page: str) -> list[str]:
+    return re.findall(r"^\| `(PAGEDOPT_[A-Z_]+)` \|", (ROOT / page).read_text(), re.M)
+
+
+def test_every_variable_is_in_one_table() -> None:
+    users = named(*(ROOT / "pagedopt").rglob("*.py"))
+    others = [path for folder in ("experiments", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    developers = named(*others, ROOT / "Makefile", ROOT / ".ci/run") - users
+    assert listed("notes/setup.md") == sorted(users)
+    assert listed("CONTRIBUTING.md") == sorted(developers)
+
+
+# --- the time of the tests --------------------------------------------------------------------------------------------
+
+
+def test_make_says_what_the_front_page_says_of_its_time() -> None:
+    said = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (time,) = re.findall(r"takes (\d+ to \d+ minutes on two cores)", said)
+    assert f"takes {time}" in (ROOT / "README.md").read_text()
+
+
+# --- slices of the long tests: each is in one of them, and a night runs one -------------------------------------------
+
+
+def items(count: int) -> list[Any]:
+    """Tests of which every third is not long."""
+    marker = {"long": object()}
+    return [
+        SimpleNamespace(nodeid=f"tests/test_a.py::test_b[µ-{n}]", get_closest_marker=({} if n % 3 == 0 else marker).get)
+        for n in range(count)
+    ]
+
+
+def test_each_long_test_is_in_one_slice() -> None:
+    known, gone = items(3000), list[Any]()
+    config: Any = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: gone.extend(items)))
+    in_slices = Counter[str]()
+    for number in range(SLICES):
+        gone.clear()
+        left = list(known)
+        Slice(number).pytest_collection_modifyitems(config, left)
+        assert sorted(item.nodeid for item in left + gone) == sorted(item.nodeid for item in known)
+        assert 50 < len(left) < 150, "slices are about as large as each other"
+        in_slices.update(item.nodeid for item in left)
+    assert in_slices == {item.nodeid: 1 for n, item in enumerate(known) if n % 3}
+
+
+def test_a_slice_is_the_same_everywhere() -> None:
+    """On any machine, in any process: 0xe1de0c67 and 0x334a0512 modulo 20."""
+    assert [slice_of("tests/test_a.py::test_b"), slice_of("tests/test_a.py::test_b[µ-1]")] == [7, 18]
+
+
+@pytest.mark.parametrize("number", ["20", "-1", "one", ""])
+def test_what_is_no_slice_is_refused(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, number)
+    with pytest.raises(pytest.UsageError, match=f"'{number}'; give a number from 0 to 19"):
+        Slice.asked_for()
+    monkeypatch.delenv(VARIABLE)
+    assert Slice.asked_for() is None

@@ -1,8 +1,11 @@
-"""Every block of Python that README.md and three of the notes show, each in a process's worth of names of its own."""
+"""Every block of Python that README.md and two of the notes show, and every example of a docstring, runs."""
 
 from __future__ import annotations
 
 import copy
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,9 @@ import pytest
 import torch
 from paths import DATA, ROOT
 
-PAGES = ("README.md", "notes/usage.md", "notes/migrating.md", "notes/hiding.md")
+import pagedopt
+
+PAGES = ("README.md", "notes/usage.md", "notes/migrating.md")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 
@@ -79,16 +84,60 @@ def test_it_runs_as_it_stands(name: str, text: str, files: dict[str, Any], capsy
         assert capsys.readouterr().out.strip()
 
 
+def examples() -> list[Any]:
+    """Of every docstring, as doctest finds them."""
+    names = [found.name for found in pkgutil.walk_packages(pagedopt.__path__, "pagedopt.")]
+    modules = [importlib.import_module(name) for name in names if not name.endswith("__main__")]
+    found = [test for module in modules for test in doctest.DocTestFinder().find(module) if test.examples]
+    return [pytest.param(test, id=test.name) for test in found]
+
+
+class Shown(doctest.OutputChecker):
+    """What an example prints is compared where the docstring shows it."""
+
+    def check_output(self, want: str, got: str, flags: int) -> bool:
+        return not want or super().check_output(want, got, flags)
+
+
+@pytest.mark.parametrize("test", examples())
+def test_an_example_runs(test: doctest.DocTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the names that its reader has: a model whose gradients are there, an optimizer, batches."""
+    text = "".join(example.source for example in test.examples)
+    if re.search(r"torch\.(cuda|compile)|cupy|cuStream|numba|rates\.json", text):
+        pytest.skip("needs a GPU, a file of rates or a compiler, or shows a part of a kernel")
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Linear(4, 4)
+    options: dict[str, Any] = {"param_format": "bfloat16+16"} if "float32.pt" in text or "master" in text else {}
+    model = model.to(torch.bfloat16 if options else torch.float32)
+    if "averaged()" in text:
+        options = {"after": pagedopt.ema(0.999)}
+    torch.save({name: p.float() for name, p in model.named_parameters()}, "float32.pt")
+    optimizer = pagedopt.PagedAdamW(model.parameters(), device_budget=0, **options)
+    if "watch_reads" in text:
+        optimizer.attach(model)
+    batch = torch.randn(2, 4, dtype=model.weight.dtype)
+    loss = model(batch).mean()
+    loss.backward(retain_graph=True)
+    params = [torch.ones(3) for _ in range(2)]
+    names = {"model": model, "optimizer": optimizer, "batch": batch, "loss": loss, "params": params, "norms": []}
+    names |= {"pagedopt": pagedopt, "torch": torch, "grads": params, "train_an_epoch": lambda: None}
+    names |= {"train": lambda *_: optimizer.step(), "evaluate": lambda _: None}
+    names["average"] = torch.optim.swa_utils.AveragedModel(model)
+    names["batches"] = iter([batch, batch]) if "next(" in text else [batch, batch]
+    test.globs = {**names, **{k: v for k, v in test.globs.items() if k not in names}}
+    said: list[str] = []
+    found = doctest.DocTestRunner(Shown(), optionflags=doctest.ELLIPSIS).run(test, out=said.append)
+    assert not found.failed, "".join(said)
+
+
 def test_there_are_as_many_as_before() -> None:
     assert len(blocks("README.md")) == 1
-    assert len(blocks("notes/usage.md")) == 8
+    assert len(blocks("notes/usage.md")) == 9
     assert len(blocks("notes/migrating.md")) == 5
-    assert len(blocks("notes/hiding.md")) == 1
 
 
 def test_names_that_are_answered_are_in_the_tables() -> None:
     """What a table says not to write is answered by the program, too."""
-    import pagedopt
     from pagedopt.optim.foreign_options import OPTIONS
 
     table = (ROOT / "notes" / "migrating.md").read_text()

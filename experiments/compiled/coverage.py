@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from experiments.lab import Page, Row, Rows, Run
-from experiments.works.fresh import rows_of
+from experiments.works.apart import rows_of
 from experiments.works.models import Work
 
 TOYS = ("SGD", "SparseAdam")

@@ -22,9 +22,9 @@ from torch._logging import set_logs
 
 from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import COLORS, GRAY
-from experiments.works.contenders import ADAMW, SGD, Build, compiled
-from experiments.works.fresh import rows_of
-from experiments.works.models import Work
+from experiments.works.apart import rows_of
+from experiments.works.builds import ADAMW, SGD, compiled
+from experiments.works.models import Build, Work
 from experiments.works.slices import combo
 from pagedopt.kernels.nvrtc import compile_cuda
 from pagedopt.rules import rule

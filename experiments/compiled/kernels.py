@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, last_line
+from experiments.columns import last_line
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works.apart import rows_of
 from experiments.works.first_steps import kernels_of
-from experiments.works.fresh import rows_of
 from experiments.works.models import Step, Work
 from experiments.works.slices import combo
 from pagedopt import PagedLion

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, last_line
-from experiments.works.fresh import rows_of
+from experiments.columns import last_line
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works.apart import rows_of
 from experiments.works.models import HYPER, Work
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cpu, cuda

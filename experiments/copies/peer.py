@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, gb_per_s, on_one_clock, over
+from experiments.columns import gb_per_s
+from experiments.comparing import on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Bars
 from experiments.works.list_copy import Call, checked, in_torch, over_a_list
 from pagedopt.system.driver import bindings, call

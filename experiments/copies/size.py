@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, yes_or_no
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works import list_copy
 
 MEASURES = ("launch", "tables")
@@ -76,14 +76,8 @@ def measure(run: Run) -> Iterator[Row]:
     for name, way, source_on, nbytes in run.each(ways):
         with run.attempt(f"{name}, {nbytes:,} bytes", (Exception,)):
             right, guards = copied(way, nbytes, source_on, run.device)
-            yield {
-                "way": name,
-                "device": run.device.type,
-                "bytes": nbytes,
-                "right": right,
-                "guards": guards,
-                "said": "",
-            }
+            about = {"way": name, "device": run.device.type, "bytes": nbytes, "said": ""}
+            yield {**about, "right": right, "guards": guards}
     if cuda:
         yield from pitches(run)
 
@@ -130,6 +124,6 @@ def of_way(rows: Rows) -> Row:
 def report(page: Page, rows: Rows) -> None:
     """A table and what is held to a limit."""
     page.table("copies on {device}", rows.where(what="way"),
-        {"by": "way", "bytes": "sizes", "error": "said",
-        "every byte arrived, none beside changed": yes_or_no(lambda row: row["right"] and row["guards"])})  # fmt: skip
+        {"by": "way", "bytes": "sizes", "error": "said", "every byte arrived, none beside changed":
+        lambda row: ("no", "yes")[row["right"] and row["guards"]]})  # fmt: skip
     page.bar("copies of any size that are spoiled", rows.where(what="sum"), "spoiled", "≤ 0")

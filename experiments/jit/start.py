@@ -27,7 +27,8 @@ from experiments.clock import series
 from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, Bars
 from experiments.works.fresh import empty_caches, fresh
-from experiments.works.models import HYPER, Bound, Reference, Work
+from experiments.works.models import HYPER, Bound, Work
+from experiments.works.reference import Reference
 from experiments.works.wheels import built_wheel
 
 # --- AdamW over one list of tensors in every way to compile it: late, in the process that steps, or early, before it

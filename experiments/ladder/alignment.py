@@ -15,13 +15,15 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, by_clock_of, number, on_one_clock, over
-from experiments.pictures import Bars
-from experiments.works import contenders
-from experiments.works.contenders import COPY, FOREACH, FUSED, OURS
-from experiments.works.models import Bound, Work, gpt2_shapes
+from experiments.comparing import by_clock_of, on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, number
+from experiments.pictures import BLUE, GRAY, Bars
+from experiments.works.builds import ours, theirs
+from experiments.works.models import COPY, FOREACH, FUSED, OURS, Bound, Build, Work, gpt2_shapes
+from experiments.works.steps import checked, copy_of_bytes, of_copy
 
 MEASURES = ("kernels", "launch", "tables", "optim")
+MAKES = {OURS: ours(), FUSED: theirs(fused=True), FOREACH: theirs(foreach=True)}
 ON, OFF = "on 16 bytes", "one element off"
 PARAMS, GRADS, STATE = "parameters", "gradients", "state"
 #: What begins one element off: gradients do in the buckets of DDP and FSDP2, parameters too in FSDP's flat ones.
@@ -39,7 +41,7 @@ def shifted(tensor: torch.Tensor) -> torch.Tensor:
     return memory[1:].view(tensor.shape).copy_(tensor)
 
 
-def off_16(name: str, what: tuple[str, ...]) -> contenders.Build:
+def off_16(make: Build, what: tuple[str, ...]) -> Build:
     """A contender after a step; of what it steps over, ``what`` begins one element off."""
 
     def build(params: list[torch.nn.Parameter]) -> Bound:
@@ -47,7 +49,7 @@ def off_16(name: str, what: tuple[str, ...]) -> contenders.Build:
             assert p.grad is not None
             p.data = shifted(p.data) if PARAMS in what else p.data
             p.grad = shifted(p.grad) if GRADS in what else p.grad
-        bound = contenders.CONTENDERS[name].build(params)
+        bound = make(params)
         bound.step()
         assert bound.optimizer is not None
         for state in bound.optimizer.state.values() if STATE in what else ():
@@ -70,11 +72,11 @@ def measure(run: Run) -> Iterator[Row]:
     """Four rows per contender: times (µs), the error of its update, the share of tensors on 16 bytes."""
     shapes = gpt2_shapes() if run.device.type == "cuda" else gpt2_shapes(5000, 128, 256, 4)
     work = Work("GPT-2's shapes", run.size(shapes, gpt2_shapes(50, 16, 32, 1)))
-    asked = {f"{name}, {where}": (name, where) for name in (OURS, FUSED, FOREACH) for where in PLACES}
-    builds = {case: off_16(name, PLACES[where]) for case, (name, where) in asked.items()}
-    cases, errors = contenders.checked(run, work, builds, run.device)
+    asked = {f"{name}, {where}": (name, where) for name in MAKES for where in PLACES}
+    builds = {case: off_16(MAKES[name], PLACES[where]) for case, (name, where) in asked.items()}
+    cases, errors = checked(run, work, builds, run.device)
     shares = {case.name: aligned(Bound(case.run)) for case in cases}
-    for row in run.time([contenders.copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
+    for row in run.time([copy_of_bytes(work, run.device), *cases], work=work.name, numel=work.numel):
         case = row["case"]
         optimizer, where = asked.get(case, (COPY, ON))
         place = {"device": run.device.type, "optimizer": optimizer, "where": where}
@@ -87,11 +89,16 @@ def derive(rows: Rows) -> Rows:
     found = Rows()
     for row in rows:
         cost = over(row["time"], by_clock_of(row, rows.first(optimizer=row["optimizer"], where=ON)))
-        found.append({**row, "cost": cost, "share": contenders.of_copy(row, rows.first(optimizer=COPY))})
+        found.append({**row, "cost": cost, "share": of_copy(row, rows.first(optimizer=COPY))})
     return found
 
 
-PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=contenders.color)]
+def color(name: str) -> str:
+    """Ours, and torch's."""
+    return BLUE if name == OURS else GRAY
+
+
+PANELS = [Bars(title="{where}", unit="% of a copy's rate", name="optimizer", length="share", colors=color)]
 TITLE = "A step comes less close to a copy where tensors begin off 16 bytes, ours by least"
 
 

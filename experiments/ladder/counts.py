@@ -22,13 +22,15 @@ import numpy as np
 import torch
 
 import pagedopt
-from experiments.child import chosen_device
-from experiments.lab import Page, Row, Rows, Run, last_line
-from experiments.works import contenders
-from experiments.works.contenders import ADAMW, COMPILED, FOREACH, FUSED, GRAPH, LIMIT, LOOP, SGD, Build, Family
+from experiments.columns import last_line
+from experiments.device import chosen_device
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works import builds
+from experiments.works.builds import ADAMW, SGD, Family
+from experiments.works.contenders import LIMIT
 from experiments.works.dispatch import dispatched
 from experiments.works.fresh import fresh
-from experiments.works.models import Bound, Work
+from experiments.works.models import COMPILED, FOREACH, FUSED, GRAPH, LOOP, Bound, Build, Work
 from experiments.works.trace import Incomplete, counted
 from pagedopt.rules import UPDATES, Rule
 from pagedopt.rules.adamw import adamw
@@ -182,14 +184,14 @@ def by_value(rule: Rule, numels: Sequence[int]) -> int:
 def stepped(family: Family) -> dict[str, Build]:
     """An optimizer on every rung."""
     return {
-        LOOP: contenders.theirs(family, foreach=False),
-        FOREACH: contenders.theirs(family, foreach=True),
-        FUSED: contenders.theirs(family, fused=True),
-        DEFAULT: contenders.theirs(family),
-        GRAPH: contenders.graphed(family),
-        COMPILED: contenders.compiled(family),
-        LIST: contenders.ours(family),
-        STRUCT: contenders.ours(family, transport="struct"),
+        LOOP: builds.theirs(family, foreach=False),
+        FOREACH: builds.theirs(family, foreach=True),
+        FUSED: builds.theirs(family, fused=True),
+        DEFAULT: builds.theirs(family),
+        GRAPH: builds.graphed(family),
+        COMPILED: builds.compiled(family),
+        LIST: builds.ours(family),
+        STRUCT: builds.ours(family, transport="struct"),
     }
 
 

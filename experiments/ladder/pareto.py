@@ -9,8 +9,8 @@ at the peak of a step beyond it, as torch's allocator is asked for them, and wha
 the bytes of a float32 update runs in interleaved rounds with each, and is scaled to what an update with that state must
 move.  Times of one work are by one clock.  Four updates are held to float64 first: *exact* are those that are off by no
 more than 5e-4 of themselves, as float32 in another order is (decay after the update: 1e-4), and narrower state is not
-(bfloat16: 7e-4).  Whoever is on the front is not beaten in both by anyone else.  What is compiled, torchao's step among
-it, runs in a process of its own.
+(bfloat16: 7e-4).  Whoever is on the front is not beaten in both by anyone else.  torch's
+compiled step runs in a process of its own, over the layer alone.
 """
 
 from __future__ import annotations
@@ -20,35 +20,26 @@ from typing import Any
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, error, last_line, mib, ms, on_one_clock, percent
+from experiments.columns import error, last_line, mib, ms, percent
+from experiments.comparing import on_one_clock
+from experiments.device import chosen_device
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import GRAY, RED, Lines
 from experiments.works import contenders
-from experiments.works.contenders import (
-    COMPILED,
-    COMPILED_LOOP,
-    COPY,
-    FOREACH,
-    FUSED,
-    GRAPH,
-    OURS,
-    OURS_GRAPH,
-    Contender,
-)
+from experiments.works.contenders import OURS_GRAPH, Contender
 from experiments.works.fresh import fresh
-from experiments.works.models import LLAMA_LAYER, Bound, Reference, Work, gpt2_shapes
-from experiments.works.trace import Incomplete, counted, counted_apart
+from experiments.works.models import COMPILED, COPY, FOREACH, FUSED, GRAPH, LLAMA_LAYER, OURS, Bound, Work, gpt2_shapes
+from experiments.works.reference import Reference
+from experiments.works.steps import copy_of_bytes, of_copy
 from experiments.works.weight import Scales, extra
 from pagedopt import PagedOptimizer
 
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
-DEVICE = f"{OURS}, device"
+DEVICE, LAYER = f"{OURS}, device", "llama"
 TOYS = (FOREACH, FUSED, DEVICE, f"{OURS}, bfloat16 state")
 #: Whose state goes where it is used: paged_state weighs them.
-ELSEWHERE = (OURS, f"{OURS}, managed state", "bitsandbytes PagedAdamW32bit")
-#: Tensors in the longest list that is compiled.
-LONGEST = {COMPILED: 148, COMPILED_LOOP: 110}
+ELSEWHERE = (OURS, f"{OURS}, managed state")
 #: An update that is as near to float64 as this is that of float32, in whatever order it adds and multiplies.
 EXACT = 5e-4
 
@@ -60,21 +51,12 @@ def works(run: Run) -> dict[str, Work]:
     tiny = Work("1,000 x (2, 3)", [(2, 3)] * 1000)
     if run.device.type == "cpu":
         return {"gpt2": Work("a GPT-2 of 4.7 M", gpt2_shapes(5000, 128, 256, 4)), "1000": tiny}
-    return {"gpt2": Work("GPT-2 124M", gpt2_shapes()), "1000": tiny, "llama": Work("a layer of Llama 70B", LLAMA_LAYER)}
+    return {"gpt2": Work("GPT-2 124M", gpt2_shapes()), "1000": tiny, LAYER: Work("a layer of Llama 70B", LLAMA_LAYER)}
 
 
-def unfit(contender: Contender, work: Work) -> str:
-    """Why a contender is not what it is called over a work, or takes too long; "" if neither is so."""
-    if contender.narrow_from > max(torch.Size(shape).numel() for shape in work.shapes):
-        return f"keeps float32 for tensors of fewer than {contender.narrow_from:,} elements, and here are no others"
-    if len(work.shapes) > LONGEST.get(contender.name, len(work.shapes)):
-        return "lists of more than 110 tensors are compiled once, and that is foreach over GPT-2's 148"
-    return ""
-
-
-def chosen(run: Run, work: Work, compiled: bool = False) -> Iterator[Contender]:
+def chosen(run: Run, work: Work) -> Iterator[Contender]:
     """Those that are installed, and of use here."""
-    asked = [c for c in contenders.CONTENDERS.values() if c.compiled is compiled and c.name not in ELSEWHERE]
+    asked = [c for c in contenders.CONTENDERS.values() if c.name not in (*ELSEWHERE, COMPILED)]
     if run.device.type == "cpu":  # where state that crosses lies in pages of a file, each of 1,000 numbers and more
         asked = [
             c
@@ -83,8 +65,11 @@ def chosen(run: Run, work: Work, compiled: bool = False) -> Iterator[Contender]:
         ]
     names = contenders.installed(run, [c.name for c in asked if c.name in TOYS or not run.quick])
     for contender in (contenders.CONTENDERS[name] for name in names):
-        if why := unfit(contender, work):
-            run.leave_out(f"{work.name}, {contender.name}: {why}")
+        if contender.narrow_from > max(torch.Size(shape).numel() for shape in work.shapes):
+            run.leave_out(
+                f"{work.name}, {contender.name}: keeps float32 for tensors of fewer than {contender.narrow_from:,} "
+                "elements, and here are no others"
+            )
         else:
             yield contender
 
@@ -97,7 +82,7 @@ def about(run: Run, key: str, contender: Contender) -> Row:
     return {**place, **sizes, "moved": contender.moved, "case": contender.name}
 
 
-def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> tuple[Row, Bound]:
+def weighed(run: Run, work: Work, contender: Contender, reference: Reference) -> Row:
     """What a contender takes and needs, in its second life: what the first one loads is not weighed."""
     params = work.parameters(run.device)
     bound = contender.build(params)
@@ -105,41 +90,22 @@ def weighed(run: Run, work: Work, contender: Contender, reference: Reference) ->
     if contender.name == DEVICE and not error <= work.tolerance:
         raise AssertionError(f"{work.name}, {DEVICE}: its update is off by {error:.2g}")
     del params, bound
-    if contender.compiled:
+    if contender.name == COMPILED:
         torch.compiler.reset()  # which would hold the first life; what it wrote into its cache stays
     run.free()
     params, scales = work.parameters(run.device), Scales(run.device)
     bound = contender.build(params)
     for _ in range(4):
         bound.step()
-    found: Row = {"error": error, "ended": None, "kernels": None, "launches": None}
+    found: Row = {"error": error, "ended": None}
     found |= {"extra": extra(bound.step, run.device), **scales.since(), "away": away(bound, run.device)}
     taken, gpu = found.pop("taken"), run.device.type == "cuda"
     found["state"] = taken if gpu else state_bytes(bound)
     cases = [Case(contender.name, bound.step)]
     if len(work.shapes) < 1000:
-        cases.append(contenders.copy_of_bytes(work, run.device))
+        cases.append(copy_of_bytes(work, run.device))
     times = run.measure(cases)
-    return {**found, **times[contender.name], "copy": times.get(COPY)}, bound
-
-
-def launches(device: str, key: str, names: Sequence[str]) -> Iterator[Row]:
-    """In a process of its own: what a step of each contender launches."""
-    run = Run(chosen_device(device))
-    for name in names:
-        bound = contenders.CONTENDERS[name].build(works(run)[key].parameters(run.device))
-        yield {"case": name, **launched(bound)}
-        del bound
-        run.free()
-
-
-def launched(bound: Bound) -> Row:
-    """Kernels and launches of a step; nothing if a trace is not whole."""
-    try:
-        counts = counted(bound.step)
-    except Incomplete:
-        return {}
-    return {"kernels": counts.kernels, "launches": counts.launches}
+    return {**found, **times[contender.name], "copy": times.get(COPY)}
 
 
 def state_bytes(bound: Bound) -> int | None:
@@ -159,35 +125,26 @@ def away(bound: Bound, device: torch.device) -> int:
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per work and contender: error, bytes of state, at the peak and otherwise, kernels, launches, times (µs)."""
+    """A row per work and contender: error, bytes of state, at the peak and otherwise, times (µs)."""
     run.rounds, run.seconds = run.size((30, 0.6), (2, 0.05))
     for key, work in run.each(works(run).items()):
-        reference, rows = Reference(work.parameters(run.device)), list[Row]()
+        reference = Reference(work.parameters(run.device))
         for contender in chosen(run, work):
             refusals = () if contender.name == DEVICE else (Exception,)
             with run.attempt(f"{work.name}, {contender.name}", refusals):
-                rows.append({**about(run, key, contender), **weighed(run, work, contender, reference)[0]})
+                yield {**about(run, key, contender), **weighed(run, work, contender, reference)}
         del reference  # of doubles
         run.free()
-        if run.device.type == "cuda":
-            names = [row["case"] for row in rows]
-            counts = counted_apart(run, launches, str(run.device), key, names, by=["case"])
-            rows = [{**row, **counts.get((row["case"],), {})} for row in rows]
-        yield from rows
-        if run.device.type == "cpu" or run.quick:
-            run.left_out.append(f"{work.name}, {COMPILED}, torchao: need a GPU and tens of seconds")
-            continue
-        for contender in chosen(run, work, compiled=True):  # how far it got in its time is a row, too
-            found = fresh(compiled_weighed, str(run.device), key, contender.name, limit=contenders.LIMIT)
-            yield {**about(run, key, contender), **found.as_dict()}
+        if key == LAYER:  # how far it got in its time is a row, too
+            found = fresh(compiled_weighed, str(run.device), limit=contenders.LIMIT)
+            yield {**about(run, key, contenders.CONTENDERS[COMPILED]), **found.as_dict()}
 
 
-def compiled_weighed(device: str, key: str, name: str) -> Iterator[Row]:
-    """In a process of its own, with empty caches: what a contender that is compiled takes and needs."""
-    run = Run(chosen_device(device), False)
-    work = works(run)[key]
-    row, bound = weighed(run, work, contenders.CONTENDERS[name], Reference(work.parameters(run.device)))
-    yield {**row, **launched(bound)}
+def compiled_weighed(device: str) -> Iterator[Row]:
+    """In a process of its own, with empty caches: what torch's compiled step over the layer takes and needs."""
+    run = Run(chosen_device(device))
+    work = works(run)[LAYER]
+    yield weighed(run, work, contenders.CONTENDERS[COMPILED], Reference(work.parameters(run.device)))
 
 
 def derive(rows: Rows) -> Rows:
@@ -214,7 +171,7 @@ def reckoned(row: Row) -> Row:
     held = row["state"] - (0 if gpu else row["away"])
     state = max(held, numel * (moved - 12) / 2 if gpu and moved else 0)
     need = state + row["extra"] + max(0, row["others"])
-    share = contenders.of_copy(row, row["copy"])
+    share = of_copy(row, row["copy"])
     share = share * moved / (row["bytes"] / numel) if share and moved else None
     beyond = {"beyond": need - 8 * numel, "from_one": abs(row["extra"] / (4 * numel) - 1)}
     return {"weighed": state == held, "state": state, "need": need, "share": share, **beyond}
@@ -282,7 +239,7 @@ def report(page: Page, rows: Rows) -> None:
     columns: dict[str, Column] = {"contender": "case", "ms, {clock}": ms("time"),
         "device, MiB": mib("need"), "host, MiB": mib("away"), "of the copy": percent("share", "{:.0f} %"),
         "error": error(), "on the Pareto front": ended}  # fmt: skip
-    layer = rows.where(key="llama")
+    layer = rows.where(key=LAYER)
     front = Rows(row for row in layer if row["front"] or row["front_exact"])
     page.table("{work}: nobody is faster in less memory", front, columns)
     page.picture("pareto-llama", layer, PANELS, TITLE)

@@ -18,15 +18,14 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw as functional
 
-from experiments.child import chosen_device
-from experiments.clock import Case, series
-from experiments.lab import Page, Row, Rows, Run, mib, ms, number, on_one_clock
+from experiments.clock import Case
+from experiments.columns import mib, ms
+from experiments.comparing import on_one_clock
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Lines
 from experiments.works import contenders
-from experiments.works.contenders import FOREACH, FUSED, OURS
-from experiments.works.models import HYPER, Step, Work
-from experiments.works.trace import counted, counted_apart
-from experiments.works.weight import Scales, extra
+from experiments.works.models import FOREACH, FUSED, HYPER, OURS, Step, Work
+from experiments.works.weight import extra
 from pagedopt import Sweep
 from pagedopt.rules.adamw import adamw
 
@@ -96,36 +95,11 @@ WAYS: dict[str, Callable[[Lists, int], Step]] = {
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """A row per work, rung and b: trips, times (µs), bytes at the peak, kernels, whether it passes the bridge."""
+    """A row per work, rung and b: trips, times (µs), bytes at the peak, whether it passes the bridge."""
     run.rounds, run.seconds = run.size((20, 4.0), (2, 0.05))
-    rows, counts = list(timed(run)), {}
-    if run.device.type == "cuda":
-        counts = counted_apart(run, launches, str(run.device), run.quick, by=("key", "way", "size"))
-    yield from ({**row, **counts.get((row["key"], row["way"], row["size"]), {})} for row in rows)
-
-
-def sizes_of(run: Run, work: Work) -> list[int]:
-    """Of the groups."""
-    return [1 << i for i in range(0, len(work.shapes).bit_length(), run.size(1, 3))]
-
-
-def launches(device: str, quick: bool) -> Iterator[Row]:
-    """In a process of its own: kernels of every step, and how long the GPU was busy with them."""
-    run = Run(chosen_device(device), quick)
-    for key, work in works(run).items():
-        lists = lists_of(work, run.device)
-        for way, make in WAYS.items():
-            for size in sizes_of(run, work):
-                with run.attempt(f"{work.name}, {way}, groups of {size}", (Exception,)):
-                    counts = counted(make(lists, size))
-                    busy = series([counts.busy_us], "GPU")
-                    yield {"key": key, "way": way, "size": size, "kernels": counts.kernels, "busy": busy}
-
-
-def timed(run: Run) -> Iterator[Row]:
-    """The rows, without what a trace counts."""
     for key, work in run.each(works(run).items()):
-        lists, count, sizes = lists_of(work, run.device), len(work.shapes), sizes_of(run, work)
+        lists, count = lists_of(work, run.device), len(work.shapes)
+        sizes = [1 << i for i in range(0, count.bit_length(), run.size(1, 3))]
         for way, make in WAYS.items():
             about = {"key": key, "work": work.name, "device": run.device.type, "numel": work.numel, "way": way}
             with run.attempt(f"{work.name}, {way}", (Exception,)):
@@ -138,12 +112,11 @@ def timed(run: Run) -> Iterator[Row]:
 
 
 def needed(run: Run, row: Row, step: Step) -> Row:
-    """Bytes at the peak by all witnesses, and whether the step passes under the bridge."""
-    scales = Scales(run.device)
-    found: Row = {"extra": extra(step, run.device), "kernels": None, "busy": None, "others": 0}
+    """Bytes at the peak, and whether the step passes under the bridge."""
+    found: Row = {"extra": extra(step, run.device)}
     with run.attempt("{work}, {way}, groups of {size}".format(**row)):
         if run.device.type == "cuda":
-            found |= {"others": scales.since()["others"], "passes": passes(step, row["bridge"], run.device)}
+            found["passes"] = passes(step, row["bridge"], run.device)
     return {"passes": found["extra"] <= row["bridge"], **found}
 
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, error
+from experiments.columns import error
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.slices import COMBINED, COMPILED, LIST, SPLIT, Slices, made
 
 MEASURES = ("launch", "tables")
@@ -24,8 +25,7 @@ WAYS = (*UNCOMPILED, *COMPILED.values())
 def measure(run: Run) -> Iterator[Row]:
     """A row per way: its largest difference from split_stack and from float64; and sums in two orders."""
     work = Slices(run.size(1024, 4), run.device)
-    toys = run.quick and run.device.type == "cpu"  # there is no compiler to be judged
-    ways = {name: way for name, way, _ in made(work, run, UNCOMPILED if toys else WAYS)}
+    ways = {name: way for name, way, _ in made(work, run, UNCOMPILED if run.quick else WAYS)}
     seeds = run.size(20, 3)
     differences: dict[str, list[float]] = {name: [] for name in ways}
     errors: dict[str, list[torch.Tensor]] = {name: [] for name in ways}

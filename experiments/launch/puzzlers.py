@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments.child import chosen_device
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, over, ratio
+from experiments.columns import ratio
+from experiments.comparing import over
+from experiments.device import chosen_device
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import Bars
 from experiments.works import slices
+from experiments.works.apart import counted_apart
 from experiments.works.slices import COMBINED, COMBO, COMPILED, LIST, SPLIT
-from experiments.works.trace import counted, counted_apart
+from experiments.works.trace import counted
 
 MEASURES = ("launch", "tables")
 BATCH = 1024

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, over
-from experiments.works import contenders
+from experiments.comparing import over
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works import builds
 from experiments.works.graph import captured
-from experiments.works.models import Work
+from experiments.works.models import Build, Work
 from experiments.works.slices import SPLIT, Slices
 from experiments.works.trace import counted
 
@@ -34,14 +35,12 @@ Pair = tuple[Call, Call, Callable[[], bool]]
 def measure(run: Run) -> Iterator[Row]:
     """A row per work and mode."""
     run.rounds, run.seconds = run.size((60, 1.0), (3, 0.1))
-    fused, many, tiny = contenders.theirs(fused=True, capturable=True), run.size(148, 4), run.size(1000, 10)
+    fused, many, tiny = builds.theirs(fused=True, capturable=True), run.size(148, 4), run.size(1000, 10)
     works: dict[str, Callable[[], Pair]] = {
         SPLIT: partial(slices, run),
         f"torch fused AdamW, {many:,} x (64, 64)": partial(steps, fused, [(64, 64)] * many, run.device),
         f"torch fused AdamW, {tiny:,} x (2, 3)": partial(steps, fused, [(2, 3)] * tiny, run.device),
-        f"PagedAdamW, {many:,} x (64, 64)": partial(
-            steps, contenders.ours(capturable=True), [(64, 64)] * many, run.device
-        ),
+        f"PagedAdamW, {many:,} x (64, 64)": partial(steps, builds.ours(capturable=True), [(64, 64)] * many, run.device),
     }
     timed: list[tuple[Row, Call]] = []
     for name, make in run.each(works.items()):
@@ -77,7 +76,7 @@ def slices(run: Run) -> Pair:
     return eager, replay, lambda: torch.equal(eager(), replay())
 
 
-def steps(build: contenders.Build, shapes: list[tuple[int, ...]], device: torch.device) -> Pair:
+def steps(build: Build, shapes: list[tuple[int, ...]], device: torch.device) -> Pair:
     """An optimizer: as many steps of each, then the parameters compared."""
     work = Work("graph", shapes, torch.float32, 28, 0)
     first = work.parameters(device)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, number, on_one_clock, over
+from experiments.comparing import on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Lines
 
 #: Floats of a row.

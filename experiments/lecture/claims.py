@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import string
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,7 @@ from experiments.lecture.readings import READINGS, declared
 CLAIMS = Path(__file__).resolve().parents[1] / "claims.toml"
 TRUE, CHANGED, SLIP, NOT_SEEN = "true", "changed since", "was a slip", "not seen here"
 LATER, NOT_YET, NOT_HERE = "shown in a later part", "not measured yet", "not shown here"
-#: What rows may say, and all verdicts.
-JUDGED = (TRUE, CHANGED, SLIP, NOT_SEEN)
-VERDICTS = (*JUDGED, LATER, NOT_YET, NOT_HERE)
-#: Reasons for which a claim need not be shown at all.
-REASONS = ("logistics", "was not run", "compilers refuse")
-#: What each part of the page was read from, by the letter of its ids.
-SOURCES = {"A": ("000", "001"), "C": ("002",), "D": ("003",)}
-#: Digits that are part of a name; all others in a text have to come from rows.
-NAMES = re.compile(r"GPT-2|Llama 70B|float32|float64|int8|16 bytes|(4|32) KB")
+VERDICTS = (TRUE, CHANGED, SLIP, NOT_SEEN, LATER, NOT_YET, NOT_HERE)
 UNITS = {"": 1, "ms": 1e3, "MiB": 2**20}
 
 
@@ -53,11 +44,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim, with the fields of its entry in ``claims.toml``.
-
-    Attributes:
-        on_a_cpu: whether a CPU's results judge it while no GPU's are kept.
-    """
+    """One claim, with the fields of its entry in ``claims.toml``."""
 
     id: str
     claim: str
@@ -71,28 +58,6 @@ class Claim:
     ours: str = ""
     holds: Sequence[Sequence[Any]] = ()
     verdicts: Sequence[str] = (TRUE, CHANGED)
-    on_a_cpu: bool = False
-
-    def __post_init__(self) -> None:
-        if sum(map(bool, (self.shown, self.later, self.not_here))) != 1:
-            raise ValueError(f"{self.id}: give one of shown, later and not_here")
-        if self.not_here and not any(reason in self.not_here for reason in REASONS):
-            raise ValueError(f"{self.id}: not_here is {self.not_here!r}; the reasons are {', '.join(REASONS)}")
-        if len(set(self.verdicts)) != 2 or not set(self.verdicts) <= set(JUDGED):
-            raise ValueError(f"{self.id}: verdicts are two of {', '.join(JUDGED)}")
-        if bool(self.rows) is (self.id in READINGS) and self.shown:
-            raise ValueError(f"{self.id}: give either rows or a function in readings.py")
-        if bool(self.rows) is not bool(self.holds):
-            raise ValueError(f"{self.id}: rows need holds, and holds rows: a verdict has to be able to turn")
-        if not set(self.sources) <= set(SOURCES.get(self.id[0], self.sources)):
-            raise ValueError(f"{self.id}: source {self.source!r} is none of {', '.join(SOURCES[self.id[0]])}")
-        if re.search(r"\d", NAMES.sub("", re.sub(r"\{[^}]*\}", "", self.ours))):
-            raise ValueError(f"{self.id}: {self.ours!r} has a number that comes from no row")
-
-    @property
-    def sources(self) -> Sequence[str]:
-        """Where it was read: what it names, or all sources of its part."""
-        return (self.source,) if self.source else SOURCES.get(self.id[0], ())
 
     @property
     def experiment(self) -> str:
@@ -110,9 +75,5 @@ class Claim:
 
 
 def claims(path: Path = CLAIMS) -> list[Claim]:
-    """All of them, in the order of the file.
-
-    Raises:
-        ValueError: a claim does not say where it is shown, or what its verdicts are; or it has a number of its own.
-    """
+    """All of them, in the order of the file."""
     return [Claim(name, **entry) for name, entry in tomllib.loads(path.read_text()).items()]

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiments.kept import KEPT, NOTES, check_source, fill, find, markdown, of_questions, read
+from experiments.kept import KEPT, NOTES, check_source, fill, find, markdown, newest, of_questions, read
 from experiments.lab import Rows
 from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_SEEN, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
 
@@ -23,8 +23,6 @@ PARTS = {
     "C": '"CUDA performance, PyTorch flexibility"',
     "D": "The puzzlers' answers on fusion",
 }
-#: Follows a verdict while only a CPU's results are stored.
-ON_A_CPU = "on a CPU, and a GPU has still to say"
 #: Verdicts behind a number.
 SEVERAL = {
     TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", NOT_SEEN: "not seen here",
@@ -44,8 +42,8 @@ marks are the source's, with its hedges; `claims.toml` says which notes have a c
 differs. *Changed since*: it is no longer so. *Was a slip*: it was not so then either. *Not seen here*: what may happen
 did not happen in what was tried; that refutes nothing. *Shown in a later part*: its experiment is not written yet.
 
-Numbers under "ours" are a GPU's, unless the verdict says *on a CPU*; the note that is linked names the machine. Each
-verdict follows from measured numbers, named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`.
+Numbers under "ours" are a GPU's; the note that is linked names the machine. Each verdict follows from measured numbers,
+named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`.
 """
 
 
@@ -74,41 +72,38 @@ class Line:
 
 
 class Results:
-    """Kept results of a GPU, by experiment; of a CPU where they are asked for.
+    """Kept results of a GPU, by experiment.
 
     Attributes:
         asked: every ``experiment.question`` whose rows were asked for and are there.
-        on_a_cpu: those of them whose rows are a CPU's.
     """
 
     def __init__(self, folder: Path = KEPT) -> None:
         self.folder = folder
         self.asked: list[str] = []
-        self.on_a_cpu: set[str] = set()
-        self._known: dict[tuple[str, bool], dict[str, Any] | None] = {}
+        self._known: dict[str, dict[str, Any] | None] = {}
 
-    def of(self, name: str, on_a_cpu: bool = False) -> dict[str, Any] | None:
-        """The file of an experiment, on a GPU or on a CPU; None if there is none, or no such experiment yet.
+    def of(self, name: str) -> dict[str, Any] | None:
+        """The newest file of an experiment; None if there is none, or no such experiment yet.
 
         Raises:
             SystemExit: it was measured in a tree that nobody has.
         """
-        if (key := (name, on_a_cpu)) not in self._known:
-            paths = sorted(p for p in self.folder.glob(f"{name}-*.json") if p.stem.endswith("-cpu") is on_a_cpu)
-            found = find(name) if paths else None
-            self._known[key] = read(paths[0], found[0]) if found else None
-            if (result := self._known[key]) is not None:
-                check_source(result, paths[0].name)
-        return self._known[key]
+        if name not in self._known:
+            self._known[name], found = None, find(name)
+            if found and any(not path.stem.endswith("-cpu") for path in self.folder.glob(f"{name}-*.json")):
+                path = newest(self.folder, name)
+                self._known[name] = read(path, found[0])
+                check_source(self._known[name] or {}, path.name)
+        return self._known[name]
 
-    def rows(self, shown: str, on_a_cpu: bool = False) -> Rows | None:
+    def rows(self, shown: str) -> Rows | None:
         """Rows of ``experiment.question``, with what is derived from them."""
         name, _, part = shown.partition(".")
-        result, found = self.of(name, on_a_cpu), find(name)
+        result, found = self.of(name), find(name)
         rows = of_questions(result, found[0]).get(part) if result and found else None
         if rows is not None:
             self.asked.append(shown)
-            self.on_a_cpu |= {shown} if on_a_cpu else set()
         return rows
 
     def part(self, shown: str) -> tuple[Mapping[str, Any], ModuleType]:
@@ -118,7 +113,7 @@ class Results:
             LookupError: it is not kept.
         """
         name, _, part = shown.partition(".")
-        result, found = self.of(name, shown in self.on_a_cpu), find(name)
+        result, found = self.of(name), find(name)
         if not result or not found or part not in result["parts"]:
             raise LookupError(f"no results of {shown} are kept in {self.folder}")
         return result["parts"][part], found[0].questions[part]
@@ -130,13 +125,11 @@ def line(claim: Claim, results: Results) -> Line:
         return Line(claim, "", LATER)
     if claim.not_here:
         return Line(claim, "", f"{NOT_HERE}: {claim.not_here}")
-    rows, where = results.rows(claim.shown), ""
-    if rows is None and claim.on_a_cpu:
-        rows, where = results.rows(claim.shown, on_a_cpu=True), f": {ON_A_CPU}"
+    rows = results.rows(claim.shown)
     said = claim.said(rows) if rows else None
     if said is None:
         return Line(claim, "", NOT_YET)
-    return Line(claim, said.words, claim.verdicts[0 if said.holds else 1] + where)
+    return Line(claim, said.words, claim.verdicts[0 if said.holds else 1])
 
 
 def page(known: Sequence[Claim] | None = None, results: Results | None = None) -> str:

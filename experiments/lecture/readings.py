@@ -11,11 +11,12 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.lab import Row, Rows, number_in, over
+from experiments.comparing import over
+from experiments.lab import Row, Rows, number_in
 from experiments.launch.reasons import GONE, by_today
 from experiments.pointers.transports import walls
-from experiments.works.contenders import FOREACH, FUSED, LOOP, OURS
 from experiments.works.first_steps import COLD
+from experiments.works.models import FOREACH, FUSED, LOOP, OURS
 from experiments.works.phases import CACHES, PHASES
 
 SIGNS = {"==": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

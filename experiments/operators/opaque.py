@@ -15,7 +15,9 @@ from functools import partial
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, formatted, on_one_clock
+from experiments.columns import formatted
+from experiments.comparing import on_one_clock
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.muladd import FAKE, told
 from experiments.works.witnesses import EAGER, Call, Way, Works, witnessed
 from pagedopt import compose, multi_tensor_apply, rule

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from experiments.lab import Page, Row, Rows, Run
-from experiments.works.fresh import rows_of
+from experiments.works.apart import rows_of
 from experiments.works.graph import captured
 from experiments.works.muladd import LEVELS, NOTHING, NOW, Operator, told
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from experiments.clock import Case, series
-from experiments.lab import Column, Page, Row, Rows, Run, best, ms, on_one_clock, over, ratio
+from experiments.columns import ms, ratio
+from experiments.comparing import best, on_one_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.works.link import BOTH, MOVES, Link
 from experiments.works.models import HYPER, Work
 from experiments.works.paged import FULL, QUICK, away_bytes, pace
@@ -35,7 +37,7 @@ GPT2_XL, PAGE, ARENAS = "1.56 B (580 tensors)", "one page", "16 arenas"
 def shapes(name: str) -> list[tuple[int, ...]]:
     """Of the parameters of a GPT of :data:`SIZES`."""
     with torch.device("meta"):
-        return [tuple(p.shape) for p in GPT(SIZES[name], SIZES[name].block).parameters()]
+        return [tuple(p.shape) for p in GPT(SIZES[name]).parameters()]
 
 
 def works(run: Run) -> list[tuple[str, Work, str]]:
@@ -53,7 +55,7 @@ def measure(run: Run) -> Iterator[Row]:
     pace(run)
     run.seconds = run.size(3.0, 0.1)  # bars hang on a hundredth
     link = Link.of(run)
-    both = best(run.measure([case for case in link.cases(8) if case.name == BOTH])[BOTH])
+    both = best(run.measure([Case(BOTH, link.both)])[BOTH])
     rate = sum(MOVES[BOTH]) * link.nbytes / both["median"], both["clock"]
     del link
     run.free()

@@ -12,8 +12,11 @@ from collections.abc import Iterator
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, best, gb_per_s, ms
-from experiments.works.link import IN_PLACE, MOVES, Link
+from experiments.columns import gb_per_s, ms
+from experiments.comparing import best
+from experiments.lab import Page, Row, Rows, Run
+from experiments.works.in_place import InPlace
+from experiments.works.link import IN_PLACE, MOVES
 from experiments.works.paged import pace
 
 NEEDS_GPU = True
@@ -24,7 +27,7 @@ HBM = "HBM copy"
 def measure(run: Run) -> Iterator[Row]:
     """A row per grid of the plain kernel, then one per ceiling: times, and the bytes that are moved in all."""
     pace(run)
-    link = Link.of(run)
+    link = InPlace.of(run)
     moved = {name: sum(copies) * link.nbytes for name, copies in MOVES.items()} | {HBM: 4 * link.nbytes}
     blocks, grids = link.best_blocks(run)
     for row in grids:

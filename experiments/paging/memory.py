@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Column, Page, Row, Rows, Run, gb
+from experiments.columns import in_units
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.works.paged import PAGED, WAY_AND_SHARE, Problem, adamw, away_bytes, placed
 from pagedopt.system.host import numbers
 
@@ -89,6 +90,12 @@ def _taken(problem: Problem, params: list[torch.nn.Parameter], options: dict[str
 def derive(rows: Rows) -> Rows:
     """MiB of the device that were taken and not allowed; below zero if none were."""
     return Rows({**row, "beyond": (row["device_extra"] - row["budget"] - row["ring"]) / 2**20} for row in rows)
+
+
+def gb(column: str) -> Column:
+    """A column of bytes in GB; less than half a megabyte is 0."""
+    found = in_units(column, 1e9)
+    return lambda row: "0" if (size := found(row)) is not None and abs(size) < 5e-4 else number(size)
 
 
 COLUMNS: dict[str, Column] = {

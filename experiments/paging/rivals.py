@@ -21,12 +21,16 @@ from typing import Any
 import torch
 
 from experiments.child import Child
-from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, error, ms, over, ratio
+from experiments.clock import Case, Series
+from experiments.columns import error, ms, ratio
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import ORANGE, Bars
-from experiments.works import contenders
-from experiments.works.models import HYPER, Bound
-from experiments.works.paged import Problem, push_out
+from experiments.works import builds, contenders
+from experiments.works.models import HYPER, Bound, Build
+from experiments.works.paged import Problem
+from experiments.works.reference import off_by
+from experiments.works.states import push_out
 
 NEEDS_GPU = True
 MEASURES = ("kernels", "launch", "tables", "optim", "paging", "placements")
@@ -34,9 +38,9 @@ OURS, FUSED = "PagedAdamW, mapped, staged, budget 0", "torch fused, all on the d
 OURS_IN_PLACE = "PagedAdamW, mapped, in place, budget 0"
 RIVAL, RIVAL_8BIT = "bitsandbytes PagedAdamW32bit", "bitsandbytes PagedAdamW8bit"
 HERE = {
-    OURS: contenders.ours(placement="mapped", host_access="staged", device_budget=0),
-    OURS_IN_PLACE: contenders.ours(placement="mapped", host_access="in_place", device_budget=0),
-    FUSED: contenders.theirs(fused=True),
+    OURS: builds.ours(placement="mapped", host_access="staged", device_budget=0),
+    OURS_IN_PLACE: builds.ours(placement="mapped", host_access="in_place", device_budget=0),
+    FUSED: builds.theirs(fused=True),
 }
 #: What is timed of a paged rival.
 SAME, ALONE, BACK, WARM = "step and pushed out again", "step alone", "pushing out alone", "step, state still there"
@@ -76,6 +80,19 @@ def _begun(device: str, quick: bool) -> Problem:
     return Problem(Run(torch.device(device), quick))
 
 
+def waited(run: Run, case: Case, rounds: int, seconds: float) -> Series:
+    """Wall times of what blocks the host or moves pages: it is waited for, and so is what comes before it."""
+
+    def call(part: Callable[[], object]) -> None:
+        part()
+        torch.cuda.synchronize()
+
+    both = Case(case.name, functools.partial(call, case.run), functools.partial(call, case.prepare))
+    times = run.measure([both], rounds=rounds, seconds=seconds, warmup=1, device=torch.device("cpu"))
+    wall: Series = times[case.name]["wall"]
+    return wall
+
+
 def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     """Paged state from the host and back to the host: a step, then its pages pushed out; and the pieces alone."""
     from bitsandbytes import functional  # type: ignore[import-not-found]
@@ -87,7 +104,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
     paged: list[torch.Tensor] = functional.GlobalPageManager.get_instance().paged_tensors
     for name in (RIVAL, RIVAL_8BIT):
         build = contenders.other("bitsandbytes.optim", name.split()[1]).build
-        off = problem.error(build)
+        off = off_by(build, problem.parameters())
         paged.clear()
         problem.run.free()
         yield from ({"name": name, "error": off, **row} for row in _pieces(problem, build, paged))
@@ -95,7 +112,7 @@ def bitsandbytes(device: str, quick: bool) -> Iterator[Row]:
         problem.run.free()
 
 
-def _pieces(problem: Problem, build: contenders.Build, paged: list[torch.Tensor]) -> Iterator[Row]:
+def _pieces(problem: Problem, build: Build, paged: list[torch.Tensor]) -> Iterator[Row]:
     """A step and pushing out, together and alone: what brings pages where a case wants them is outside of the clock."""
     step = build(problem.parameters()).step
     step()
@@ -113,7 +130,7 @@ def _pieces(problem: Problem, build: contenders.Build, paged: list[torch.Tensor]
         (Case(BACK, out, before=step), 6, 2.0),
         (Case(WARM, step), 6, 1.0),
     ):
-        wall = problem.run.wall([case], rounds=rounds, seconds=seconds)[case.name]
+        wall = waited(problem.run, case, rounds, seconds)
         about = {"what": case.name, "paged_bytes": sum(nbytes for _, nbytes in places), "numel": problem.work.numel}
         yield {**about, "wall": wall, "gpu": None}
 
@@ -136,10 +153,14 @@ def offloaded(params: list[torch.nn.Parameter]) -> Bound:
 def torchao(device: str, quick: bool) -> Iterator[Row]:
     """State, and the update itself, on the CPU; gradients go down during a backward that costs next to nothing."""
     problem = _begun(device, quick)
-    more = {"error": problem.error(offloaded), "threads": torch.get_num_threads(), "numel": problem.work.numel}
+    more = {
+        "error": off_by(offloaded, problem.parameters()),
+        "threads": torch.get_num_threads(),
+        "numel": problem.work.numel,
+    }
     problem.run.free()
     case = Case("backward and step", offloaded(problem.parameters()).step)
-    wall = problem.run.wall([case], rounds=8, seconds=3.0)[case.name]
+    wall = waited(problem.run, case, 8, 3.0)
     yield {"name": "torchao CPUOffloadOptimizer", "what": case.name, "wall": wall, "gpu": None, **more}
 
 

@@ -19,9 +19,11 @@ import torch
 
 from experiments.child import only
 from experiments.clock import series
-from experiments.lab import Column, Page, Row, Rows, Run, gb_per_s, mib, ms
+from experiments.columns import gb_per_s, mib, ms
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.works.models import Work
-from experiments.works.paged import STATE_BYTES, adamw, digest, placed, state_tensors
+from experiments.works.paged import STATE_BYTES, adamw, placed
+from experiments.works.states import digest, state_tensors
 from experiments.works.weight import high_water
 from pagedopt.system.host import file_system
 from pagedopt.system.state_file import state_folder

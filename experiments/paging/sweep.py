@@ -18,11 +18,16 @@ from typing import Any
 import torch
 
 from experiments.clock import Case, Series
-from experiments.lab import Column, Page, Row, Rows, Run, best, ms, on_one_clock, percent
+from experiments.columns import ms, percent
+from experiments.comparing import best, on_one_clock
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import Lines
-from experiments.works import contenders
-from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
-from experiments.works.paged import PAGED, Problem, adamw, away_bytes, digest, placed, push_out, ranges, state_tensors
+from experiments.works import builds
+from experiments.works.in_place import InPlace
+from experiments.works.link import BOTH, IN_PLACE, MOVES
+from experiments.works.paged import PAGED, Problem, adamw, away_bytes, placed
+from experiments.works.reference import off_by
+from experiments.works.states import digest, push_out, ranges, state_tensors
 from pagedopt import PagedAdamW
 
 NEEDS_GPU = True
@@ -49,9 +54,9 @@ STEP = "step"
 
 def measure(run: Run) -> Iterator[Row]:
     """Rows of (way, share, case) with times, the ceilings' among them, and one by way with its digests."""
-    problem, link = Problem(run), Link.of(run)
+    problem, link = Problem(run), InPlace.of(run)
     blocks, _ = link.best_blocks(run)
-    error = problem.error(contenders.ours(placement=DEVICE))  # all others must have its bits
+    error = off_by(builds.ours(placement=DEVICE), problem.parameters())  # all others must have its bits
     if not error <= problem.work.tolerance:
         raise AssertionError(f"placement='device' is off by {error:.2g}, allowed {problem.work.tolerance:g}")
     params = problem.parameters()
@@ -94,7 +99,7 @@ def _way(
         if name == DRIVEN:  # it blocks the host: there is no time but the wall's
             times = run.measure([Case(STEP, step_and_push)], rounds=6, device=torch.device("cpu"))
         else:  # a bar of 2 % hangs on the last share
-            times = run.measure(cases, rounds=40 if share == 1.0 and not run.quick else None)
+            times = run.measure(cases, rounds=40 if share == 1.0 and not run.quick else run.rounds)
         report = optimizer.memory_report()
         away = sum(nbytes for _, nbytes in pushed) if name == DRIVEN else away_bytes(report)
         about = {"host_bytes": away, "away": away / problem.state_bytes, **placed(report)}

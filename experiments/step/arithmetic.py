@@ -17,7 +17,9 @@ import torch
 from torch.optim.adamw import adamw as of_torch
 
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, formatted, on_one_clock
+from experiments.columns import formatted
+from experiments.comparing import on_one_clock
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.works.models import FOREACH, FUSED, LOOP
 from pagedopt import multi_tensor_apply, rule
 from pagedopt.rules import RULES, Rule, fma, sign, sqrt

@@ -25,28 +25,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from experiments.child import chosen_device
 from experiments.clock import Case, series
-from experiments.lab import (
-    Page,
-    Row,
-    Rows,
-    Run,
-    by_clock_of,
-    formatted,
-    on_own_clock,
-    over,
-    percent,
-    ratio,
-    spread,
-)  # fmt: skip
+from experiments.columns import formatted, percent, ratio, spread
+from experiments.comparing import by_clock_of, on_own_clock, over
+from experiments.device import chosen_device
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Bars, Lines
-from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COPY, FUSED, GRAPH, OURS, Build, graph_of
+from experiments.works import builds, contenders
+from experiments.works.apart import counted_apart
+from experiments.works.builds import graph_of
 from experiments.works.dispatch import dispatched
 from experiments.works.graph import captured
-from experiments.works.models import Bound, Work, gpt2_shapes
-from experiments.works.trace import counted, counted_apart
+from experiments.works.models import COMPILED, COPY, FUSED, GRAPH, OURS, Bound, Build, Work, gpt2_shapes
+from experiments.works.steps import checked, copy_of_bytes, of_copy
+from experiments.works.trace import counted
 
 ANSWERS = {"captured_step": "captured_step", "clip_and_scale": "clip_and_scale"}
 NEEDS_GPU = ("captured_step",)
@@ -75,15 +67,15 @@ def replayed(run: Run) -> Iterator[Row]:
     """Times alone, and the mean of queued replays (wall)."""
     works = {f"{n:,} x (2, 3)": Work("tiny", [(2, 3)] * n) for n in run.size((10, 100, 1000, 5000), (10, 20))}
     works[IN_GRAPHS] = Work("gpt2", run.size(gpt2_shapes(), gpt2_shapes(50, 16, 32, 1)))
-    builds: dict[str, Callable[[Params], Any]] = {
-        OURS: contenders.ours(),
-        CAPTURED: lambda params: graph_of(contenders.ours(capturable=True)(params).step),
+    makes: dict[str, Callable[[Params], Any]] = {
+        OURS: builds.ours(),
+        CAPTURED: lambda params: graph_of(builds.ours(capturable=True)(params).step),
         MOVED: moving,
-        FUSED: contenders.theirs(fused=True),
-        GRAPH: contenders.graphed(),
+        FUSED: builds.theirs(fused=True),
+        GRAPH: builds.graphed(),
     }
     for name, work in run.each(works.items()):
-        steps = {way: build(work.parameters(run.device)).step for way, build in builds.items()}
+        steps = {way: build(work.parameters(run.device)).step for way, build in makes.items()}
         for way, timing in run.measure([Case(way, step) for way, step in steps.items()]).items():
             queued = series([mean_of_queued(steps[way]) for _ in range(run.size(9, 1))], "wall")
             yield {"work": name, "tensors": len(work.shapes), "case": way, **timing, "queued": queued}
@@ -91,7 +83,7 @@ def replayed(run: Run) -> Iterator[Row]:
 
 def moving(params: Params) -> Bound:
     """A replay for gradients that are elsewhere each time."""
-    optimizer: Any = contenders.ours(capturable=True)(params).optimizer
+    optimizer: Any = builds.ours(capturable=True)(params).optimizer
     replay = captured(optimizer.step)
     first = [p.grad for p in params if p.grad is not None]
     sets = itertools.cycle([first, [grad.clone() for grad in first]])
@@ -193,14 +185,14 @@ def given(make: Build) -> Build:
     return build
 
 
-ours, theirs = contenders.ours, contenders.theirs
+ours, theirs = builds.ours, builds.theirs
 MINE, TORCHS = ours(fused=True), theirs(fused=True)
 WAYS = (
     Way(PLAIN, OURS, ours()),
     Way(PLAIN, FUSED, TORCHS),
     Way(CLIP, OURS, ours(max_grad_norm=FAR)),
     Way(CLIP, FUSED, clipping(TORCHS)),
-    Way(CLIP, COMPILED, contenders.compiled(before=clip), slow=True),
+    Way(CLIP, COMPILED, builds.compiled(before=clip), slow=True),
     Way(CLIP, IN_GRAPH, lambda p: graph_of(ours(max_grad_norm=FAR, capturable=True)(p).step), on_cpu=False),
     Way(CLIP, TORCH_GRAPH, lambda p: graph_of(clipping(theirs(fused=True, capturable=True))(p).step), on_cpu=False),
     Way(SCALE, UNSCALED, MINE),
@@ -232,9 +224,9 @@ def clipped(run: Run) -> Iterator[Row]:
         run.left_out.append("torch.compile: takes 15 s and more; add --compile")
     timed: list[Row] = []
     for key, work, what, ways in run.each(list(asked(run, run.options.compile))):
-        cases, errors = contenders.checked(run, work, {way.name: way.build for way in ways}, run.device)
+        cases, errors = checked(run, work, {way.name: way.build for way in ways}, run.device)
         if key == "gpt2":
-            cases.append(contenders.copy_of_bytes(work, run.device))
+            cases.append(copy_of_bytes(work, run.device))
         about = {"key": key, "work": work.name, "what": what, "device": run.device.type, "numel": work.numel}
         for name, timing in run.measure(cases).items():
             row = {**about, "case": name, "bytes": work.bytes_each * work.numel, "error": errors.get(name)}
@@ -283,7 +275,7 @@ def derive(rows: Rows) -> Rows:
             found.append({
                 **row,
                 "of_copy": over(row["time"], by_clock_of(row, copy)),
-                "share": contenders.of_copy(row, copy),
+                "share": of_copy(row, copy),
                 "of_torch_wall": over(row["wall"], torchs and torchs["wall"]),
                 "of_unscaled": over(row["time"], by_clock_of(row, unscaled)),
             })  # fmt: skip

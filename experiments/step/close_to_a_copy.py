@@ -23,25 +23,32 @@ from typing import Any
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, error, ms, on_own_clock, over, percent, ratio
+from experiments.columns import error, ms, percent, ratio
+from experiments.comparing import by_clock_of, on_own_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run, number
 from experiments.pictures import Bars
-from experiments.works import contenders
-from experiments.works.contenders import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, color
-from experiments.works.link import BOTH, IN_PLACE, MOVES, Link
-from experiments.works.models import Work, gpt2_shapes
+from experiments.works import builds, contenders
+from experiments.works.contenders import color
+from experiments.works.in_place import InPlace
+from experiments.works.link import BOTH, IN_PLACE, MOVES
+from experiments.works.models import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, Work, gpt2_shapes
 from experiments.works.paged import FULL, QUICK, Problem
+from experiments.works.steps import checked, copy_of_bytes, of_copy
+from pagedopt.optim.registry import OPTIMIZERS
 
-ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits"}
+ANSWERS = {
+    "close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits",
+    "every_optimizer": "every_optimizer",
+}  # fmt: skip
 NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
 MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
-OTHERS = ("bitsandbytes AdamW32bit", "bitsandbytes PagedAdamW32bit", "torchao AdamW8bit")
 #: Work → who steps over it on the GPU, and on the CPU.
 ON_GPU = {
-    "gpt2": (OURS, f"{OURS}, managed state", *TORCH, COMPILED, *OTHERS),
+    "gpt2": (OURS, f"{OURS}, managed state", *TORCH, COMPILED),
     "gpt2-bf16": (OURS, *TORCH),
     "1b": (OURS, FUSED, FOREACH),
-    "1000": (OURS, *TORCH, *OTHERS),
+    "1000": (OURS, *TORCH),
     "5000": (OURS, FUSED, FOREACH, GRAPH),
 }
 #: Bytes that torch's steps move for each bf16 parameter: their moments are bf16, ours float32.
@@ -53,6 +60,8 @@ INT8: dict[str, dict[str, Any]] = {
     STOCHASTIC: {"state_format": "int8", "rounding": "stochastic"},
     f"{OURS}, int8, m stochastic": {"state_format": "int8", "betas": (0.9, 0.95)},  # by default, as v decays fast
 }
+#: What is not at its default where each optimizer steps: without momentum SGD has no state.
+MOMENTUM = {"PagedSGD": {"momentum": 0.9}}
 RIVAL, BOTH_WAYS = "bitsandbytes AdamW8bit", "copy both ways"
 #: Bytes that a step with state in 8 bits moves for each float32 parameter.
 MOVED = 12 + 2 * BITS_8
@@ -91,6 +100,9 @@ def measure(run: Run) -> Iterator[Row]:
     if run.part == "in_8_bits":
         yield from in_8_bits(run)
         return
+    if run.part == "every_optimizer":
+        yield from every_optimizer(run)
+        return
     cpu, cuda = torch.device("cpu"), run.device.type == "cuda"
     stepped = [(key, names, run.device) for key, names in ON_GPU.items() if cuda]
     if not cuda:
@@ -104,19 +116,35 @@ def measure(run: Run) -> Iterator[Row]:
 
 def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.device) -> Iterator[Row]:
     """Check and time everyone over one work; nothing if it does not fit."""
-    builds = {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, names)}
+    makes = {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, names)}
     if key == BF16:
-        builds[OURS] = contenders.ours(state_format="float32")
-    needed = work.numel * (8 + 16 * len(builds) + 32)
+        makes[OURS] = builds.ours(state_format="float32")
+    needed = work.numel * (8 + 16 * len(makes) + 32)
     if device.type == "cuda" and needed > (free := torch.cuda.mem_get_info(device)[0]):
         run.leave_out(f"{work.name}: needs {needed / 1e9:.0f} GB, {free / 1e9:.0f} GB are free")
         return
-    cases, errors = contenders.checked(run, work, builds, device)
+    cases, errors = checked(run, work, makes, device)
     if len(work.shapes) < 1000:
-        cases.append(contenders.copy_of_bytes(work, device))
+        cases.append(copy_of_bytes(work, device))
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
+
+
+def every_optimizer(run: Run) -> Iterator[Row]:
+    """Each class at its defaults (SGD with momentum), beside a copy of the bytes of its own step."""
+    toys = run.quick or run.device.type == "cpu"
+    work = Work("24,000 fp32", [(8000,)] * 3) if toys else Problem(run).work
+    for entry in run.each(OPTIMIZERS):
+        optimizer = entry.optimizer(work.parameters(run.device), **MOMENTUM.get(entry.name, {}))
+        states = len(optimizer.state_names(optimizer.param_groups[0]))
+        moved = Work(work.name, work.shapes, work.dtype, 12 + 8 * states, 0)
+        about = {"key": entry.name, "work": work.name, "device": run.device.type, "numel": work.numel, "states": states}
+        cases = [Case(entry.name, optimizer.step), copy_of_bytes(moved, run.device)]
+        for name, timing in run.measure(cases, device=run.device).items():
+            yield {**about, "bytes": moved.bytes_each * work.numel, "case": name, "error": None, **timing}
+        del optimizer, cases
+        run.free()
 
 
 # --- state in 8 bits
@@ -138,12 +166,12 @@ def in_8_bits(run: Run) -> Iterator[Row]:
 def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterator[Row]:
     """Everyone with all state where the parameters are."""
     device = device or run.device
-    builds = {OURS: contenders.ours(), **{name: contenders.ours(**how) for name, how in INT8.items()}}
+    makes = {OURS: builds.ours(), **{name: builds.ours(**how) for name, how in INT8.items()}}
     if device.type == "cuda":
-        builds |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
+        makes |= {name: contenders.CONTENDERS[name].build for name in contenders.installed(run, [RIVAL])}
     loose = Work(work.name, work.shapes, work.dtype, MOVED, 0.1)  # an update from state in 8 bits may be so far off
-    cases, errors = contenders.checked(run, loose, builds, device)
-    cases.append(contenders.copy_of_bytes(loose, device))
+    cases, errors = checked(run, loose, makes, device)
+    cases.append(copy_of_bytes(loose, device))
     about = {"place": "resident", "device": device.type, "work": work.name, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         each = 28 if name == OURS else MOVED
@@ -152,7 +180,7 @@ def resident(run: Run, work: Work, device: torch.device | None = None) -> Iterat
 
 def away(run: Run) -> Iterator[Row]:
     """All state on the host: staged, in place, and what the link can do."""
-    problem, work, link = Problem(run), run.size(FULL, QUICK), Link.of(run)
+    problem, work, link = Problem(run), run.size(FULL, QUICK), InPlace.of(run)
     about = {"place": "away", "device": "cuda", "work": work.name, "numel": work.numel, "error": None}
     blocks, _ = link.best_blocks(run)
     plain = run.measure([case for case in link.cases(blocks) if case.name in (BOTH, IN_PLACE)])
@@ -164,7 +192,7 @@ def away(run: Run) -> Iterator[Row]:
     ways |= {f"in place, {n or 'all'} blocks": {"host_access": "in_place", "blocks": n} for n in (None, 32, 8)}
     for name, how in INT8.items():
         cases = [
-            Case(f"{name}, {way}", contenders.ours(device_budget=0, **how, **more)(problem.parameters()).step)
+            Case(f"{name}, {way}", builds.ours(device_budget=0, **how, **more)(problem.parameters()).step)
             for way, more in ways.items()
         ]
         for case, timing in run.measure(cases).items():
@@ -177,8 +205,8 @@ def in_a_file(run: Run, work: Work) -> Iterator[Row]:
     """All state of a CPU's parameters in a file, whose pages leave the memory as soon as they are done with."""
     about = {"place": "in a file", "device": "cpu", "work": work.name, "numel": work.numel, "error": None}
     cpu, file = torch.device("cpu"), {"placement": "file", "device_budget": 0}
-    builds = {name: contenders.ours(**file, **how) for name, how in {OURS: {}, **INT8}.items()}
-    cases = [Case(name, make(work.parameters(cpu)).step) for name, make in builds.items()]
+    makes = {name: builds.ours(**file, **how) for name, how in {OURS: {}, **INT8}.items()}
+    cases = [Case(name, make(work.parameters(cpu)).step) for name, make in makes.items()]
     for case, timing in run.measure(cases, device=cpu).items():
         nbytes = 2 * (8 if case == OURS else BITS_8) * work.numel
         yield {**about, "case": case, "bytes": round(nbytes), **timing}
@@ -203,7 +231,7 @@ def derive(rows: Rows) -> Rows:
             label = f"{row['case']}, bf16 moments" if fewer else row["case"]
             rate = moved / row["time"]["median"] / 1e3
             # the copy moves as many bytes as 8-bit state: no measure of float32
-            share = None if "place" in row and row["case"] == OURS else contenders.of_copy(row, copy)
+            share = None if "place" in row and row["case"] == OURS else of_copy(row, copy)
             found.append({
                 **row,
                 "label": label,
@@ -231,6 +259,13 @@ def report(page: Page, rows: Rows) -> None:
     if page.section == "in_8_bits":
         report_8_bits(page, rows)
         return
+    if page.section == "every_optimizer":
+        steps = Rows(row for row in rows if row["case"] == row["key"])
+        columns: dict[str, Column] = {"optimizer": "case", "states": "states", "ms": ms("time")}
+        page.table("{work}, {device}", steps, {**columns, "of a copy": percent("share")})
+        for row in steps:
+            page.bar(f"{row['case']}, share of a copy", Rows([row]), "share", "≥ 90 %")
+        return
     first, panels = rows.where(key=rows[0]["key"], device=rows[0]["device"]), bars_of("{work}, {device}", "name")
     page.table(title, first, {"contender": "label", "GPU µs": "gpu", "wall µs": "wall",
         "of the copy": percent("share"), "÷ ours": ratio("of_ours"), "by": "clock", "error": error()})  # fmt: skip
@@ -240,9 +275,8 @@ def report(page: Page, rows: Rows) -> None:
             "A step of AdamW takes little longer than a copy of its bytes (dashed)")  # fmt: skip
         page.bar("bf16, bf16 state, GPT-2, share of HBM copy", gpu, "share", "≥ 85 %")
         return
-    page.picture("steps", rows.where(device=rows[0]["device"]), panels,
-        "A step of AdamW; dashed: a copy of the bytes that ours moves (none over tiny tensors)",
-        by=("work",))  # fmt: skip
+    drawn = rows.where(device=rows[0]["device"])
+    page.picture("steps", drawn, panels, finding(drawn.where(case=OURS)), by=("work",))
     tiny = "over_fused_wall"
     page.bar("AdamW fp32, GPT-2, speed over torch fused", gpu.where(key="gpt2"), "over_fused", "≥ 1.4 x")
     page.bar("AdamW fp32, GPT-2, share of HBM copy", gpu.where(key="gpt2"), "share", "≥ 93 %")
@@ -252,6 +286,13 @@ def report(page: Page, rows: Rows) -> None:
     page.bar("bf16, fp32 state, GPT-2, share of HBM copy", gpu.where(key=BF16), "share", "≥ 90 %")
     page.bar("CPU, 5,000 x (2, 3), speed over torch fused", cpu.where(key="5000"), "over_fused", "≥ 5 x")
     page.bar("CPU, 50 M in 12 tensors, speed over torch fused", cpu.where(key="50m"), "over_fused", "≥ 0.95 x")
+
+
+def finding(ours: Rows) -> str:
+    """How many times as fast as torch's fused steps ours are."""
+    times = sorted(row["over_fused"] for row in ours if row["over_fused"])
+    ends = " to ".join(number(time) for time in dict.fromkeys((times[0], times[-1]))) if times else "-"
+    return f"Ours is {ends} times as fast as torch's fused step\ndashed: a copy of its bytes (none over tiny tensors)"
 
 
 def bars_of(title: str, name: str) -> list[Bars]:

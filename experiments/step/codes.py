@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Page, Row, Rows, Run, percent, ratio
+from experiments.columns import percent, ratio
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import Lines
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
@@ -38,12 +39,6 @@ ANSWERS = {"codes": "codes", "rare_rows": "rare_rows"}
 #: The name of the experiments' note.
 NOTE = "int8"
 MEASURES = ("kernels", "formats")
-
-
-def options(parser: Any) -> None:
-    """Which training."""
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and batches; default: %(default)s")
-    parser.add_argument("--steps", type=int, default=SIZE.steps, metavar="N", help="of training; default: %(default)s")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -124,6 +119,7 @@ DECAYS: dict[tuple[str, str], tuple[Any, ...]] = {
 }
 #: Of 870 thousand parameters: as in larger models, a row of the embedding is at least a block long.
 SIZE = Size(layers=1, heads=4, width=256, block=64, vocabulary=BYTES, batch=8, steps=400, lr=0.0)
+SEED = 0
 #: Steps between those that are compared, which takes as long as a step.
 LOOK = 10
 
@@ -205,8 +201,8 @@ def compared(twin: Twin, exact: Twin, lion: bool, v: bool) -> Row:
 
 def trained(run: Run, family: str) -> Iterator[Row]:
     """A row per decay and code, of one training: the means over steps of its second half, and the largest update."""
-    text, steps, (rate, usual) = load_corpus(SIZE.block), run.size(run.options.steps, 4), RATES[family]
-    model = build_model(run.size(SIZE, replace(SIZE, width=64)), SIZE.block, run.options.seed, run.device)
+    text, steps, (rate, usual) = load_corpus(SIZE.block), run.size(SIZE.steps, 4), RATES[family]
+    model = build_model(run.size(SIZE, replace(SIZE, width=64)), SEED, run.device)
     params = list(model.parameters())
     stored = [p for p in params if p.numel() >= FEWEST]
     leader = optimizer(family, (0.9, usual) if family == "AdamW" else usual, params, rate)
@@ -216,7 +212,7 @@ def trained(run: Run, family: str) -> Iterator[Row]:
     }  # fmt: skip
     found: dict[Any, list[Row]] = {(*key, name): [] for key, group in twins.items() for name in group}
     for step in range(steps):
-        loss = model(*to_device(sample_batch(text, SIZE.batch, SIZE.block, run.options.seed, step), run.device))
+        loss = model(*to_device(sample_batch(text, SIZE.batch, SIZE.block, SEED, step), run.device))
         leader.zero_grad()
         loss.backward()
         leader.param_groups[0]["lr"] = learning_rate(step, steps, rate)

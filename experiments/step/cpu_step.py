@@ -7,52 +7,28 @@ threads, too.
 
 Each contender and torch fused take turns, step by step, over parameters of their own with the same gradients: a pair.
 Both run on the threads that ``torch.set_num_threads`` gives.  A copy of as many bytes runs beside them; it is no floor
-(:func:`experiments.works.contenders.of_copy`).
+(:func:`experiments.works.steps.of_copy`).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterator
 
 import torch
 
 from experiments.clock import Case, sampled, series
-from experiments.lab import Page, Row, Rows, Run, gb_per_s, number
-from experiments.works.contenders import CONTENDERS, FOREACH, FUSED, OURS, checked, copy_of_bytes
-from experiments.works.models import Shapes, Work, gpt2_shapes
-from pagedopt.system.machine import MAX_THREADS
+from experiments.columns import gb_per_s
+from experiments.lab import Page, Row, Rows, Run, number
+from experiments.works.builds import ours, theirs
+from experiments.works.models import FOREACH, FUSED, OURS, Shapes, Work, gpt2_shapes
+from experiments.works.steps import checked, copy_of_bytes
 
 #: The name of the experiment's note.
 NOTE = "fused_step"
 MEASURES = ("kernels", "launch", "tables", "optim")
 CPU = torch.device("cpu")
 AGAIN = "torch fused, once more"
-
-
-def thread_counts(text: str) -> list[int]:
-    """Numbers of threads; "all" is one for each processor.
-
-    Raises:
-        argparse.ArgumentTypeError: one is none.
-    """
-    known = {"all": len(os.sched_getaffinity(0))}
-    try:
-        counts = {known.get(word) or int(word) for word in text.split(",")}
-    except ValueError:
-        counts = {0}
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give numbers from 1 on, or all, with commas between them")
-    if max(counts) > MAX_THREADS:
-        cores = f"here, where there are {os.cpu_count()} cores"
-        raise argparse.ArgumentTypeError(f"{max(counts)}: must be at most {MAX_THREADS} {cores}")
-    return sorted(counts)
-
-
-def options(parser: argparse.ArgumentParser) -> None:
-    """How many threads."""
-    parser.add_argument("--threads", type=thread_counts, default="1,2,all", metavar="N,…", help="default: %(default)s")
 
 
 def works(quick: bool) -> list[Work]:
@@ -68,11 +44,11 @@ def measure(run: Run) -> Iterator[Row]:
     run.rounds, run.seconds = run.size((1000, 2.0), (3, 0.05))
     before = torch.get_num_threads()
     try:
-        for count in run.each(run.options.threads):
+        for count in run.each(sorted({1, 2, len(os.sched_getaffinity(0))})):
             torch.set_num_threads(count)
             for work in run.each(works(run.quick)):
-                builds = {name: CONTENDERS[name].build for name in (OURS, FOREACH, FUSED)}
-                builds[AGAIN] = builds[FUSED]
+                fused_steps = dict.fromkeys((FUSED, AGAIN), theirs(fused=True))
+                builds = {OURS: ours(), FOREACH: theirs(foreach=True), **fused_steps}
                 cases, errors = checked(run, work, builds, CPU)
                 *others, fused = sorted((*cases, copy_of_bytes(work, CPU)), key=lambda case: case.name == FUSED)
                 about = {"work": work.name, "threads": count, "numel": work.numel, "bytes": 28 * work.numel}

@@ -24,7 +24,8 @@ import torch.distributed as dist
 
 from experiments.child import Child
 from experiments.clock import series
-from experiments.lab import Page, Row, Rows, Run, spread
+from experiments.columns import spread
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.models import HYPER
 from experiments.works.training import Mark
 from pagedopt import PagedAdamW

@@ -28,13 +28,15 @@ import torch
 
 from experiments.child import Child
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, error, formatted, ms, on_own_clock, over, percent, ratio
+from experiments.columns import error, formatted, ms, percent, ratio
+from experiments.comparing import on_own_clock, over
+from experiments.lab import Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, Bars, Lines
-from experiments.works import contenders
-from experiments.works.contenders import BITS_8, COPY
+from experiments.works import builds
 from experiments.works.link import BOTH, Link
-from experiments.works.models import HYPER, Work
+from experiments.works.models import BITS_8, COPY, HYPER, OURS, Work
 from experiments.works.paged import FULL, QUICK
+from experiments.works.steps import checked, copy_of_bytes
 from pagedopt import PagedAdamW
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.planning.sizes import BYTES, Size
@@ -155,7 +157,7 @@ def one(
     device: torch.device, way: Way, lr: float, seed: int, size: Size
 ) -> tuple[list[float], torch.Tensor, torch.Tensor]:
     """The losses of a run, and what its parameters stand for before and behind it."""
-    model = build_model(size, size.block, seed, device).bfloat16().to(way.dtype)
+    model = build_model(size, seed, device).bfloat16().to(way.dtype)
     params = list(model.parameters())
     optimizer, text, losses = way.optimizer(params), load_corpus(size.block), list[torch.Tensor]()
     exact: Callable[[torch.Tensor], torch.Tensor] = getattr(optimizer, "master", torch.Tensor.detach)
@@ -186,10 +188,10 @@ def one(
 
 def stepped(run: Run, work: Work) -> Iterator[Row]:
     """Steps with all state on the device, and a copy of the bytes of one."""
-    ways = {f"{contenders.OURS}, {case}": way for case, way in WAYS.items() if case != WIDE and not way.needs}
-    builds = {case: contenders.ours(**way.options) for case, way in ways.items()}
-    cases, errors = contenders.checked(run, work, builds, run.device)
-    cases.append(contenders.copy_of_bytes(replace(work, bytes_each=WAYS[ALL].moved), run.device))
+    ways = {f"{OURS}, {case}": way for case, way in WAYS.items() if case != WIDE and not way.needs}
+    makes = {case: builds.ours(**way.options) for case, way in ways.items()}
+    cases, errors = checked(run, work, makes, run.device)
+    cases.append(copy_of_bytes(replace(work, bytes_each=WAYS[ALL].moved), run.device))
     for case, timing in run.measure(cases).items():
         moved = ways[case].moved if case in ways else WAYS[ALL].moved
         yield {
@@ -256,7 +258,7 @@ def report(page: Page, rows: Rows) -> None:
     page.picture("sixteen-bits-steps", rows.where(what="step"), TIMES,
         "What lost bits add to a step; dashed: a copy of the bytes of +16")  # fmt: skip
     for case, least in ((ALL, 92), (DRAWN, 80), (EIGHT_INT8, 60)):
-        page.bar(f"{case}, share of a copy of its bytes", rows.where(what="step", case=f"{contenders.OURS}, {case}"),
+        page.bar(f"{case}, share of a copy of its bytes", rows.where(what="step", case=f"{OURS}, {case}"),
             "share", f"≥ {least} %")  # fmt: skip
     page.bar("+8 with int8, all away, staged, over the link", rows.where(what="away", case=EIGHT_INT8), "of_link",
         "≤ 1.12 x")  # fmt: skip

@@ -19,7 +19,9 @@ from unittest import mock
 import torch
 
 from experiments.clock import series
-from experiments.lab import Column, Page, Row, Rows, Run, formatted, over, spread
+from experiments.columns import formatted, spread
+from experiments.comparing import over
+from experiments.lab import Column, Page, Row, Rows, Run
 from pagedopt import PagedAdamW
 from pagedopt.system.look import VARIABLE, compiled_look, is_wanted
 

@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from experiments.lab import Page, Row, Rows, Run, formatted, mib, ms, on_one_clock
+from experiments.columns import formatted, mib, ms
+from experiments.comparing import on_one_clock
+from experiments.lab import Page, Row, Rows, Run
 from experiments.works.witnesses import BY_COMPILER, EAGER, Call, Way, Works, witnessed
 
 SOFTMAX, PLAIN, TERM = "softmax", "attention", "attention with a term"

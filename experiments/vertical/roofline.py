@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 from experiments.clock import Case
-from experiments.lab import Page, Row, Rows, Run, ms, number, on_one_clock, over
+from experiments.columns import ms
+from experiments.comparing import on_one_clock, over
+from experiments.lab import Page, Row, Rows, Run, number
 from experiments.pictures import Lines
 from pagedopt.rules import RULES, Rule
 

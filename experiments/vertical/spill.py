@@ -18,7 +18,9 @@ from functools import partial
 import torch
 
 from experiments.clock import Case, series
-from experiments.lab import Column, Page, Row, Rows, Run, best, ms
+from experiments.columns import ms
+from experiments.comparing import best
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import Lines
 
 # --- registers of a kernel and the bytes that it spills, as NVRTC's assembler says them: no GPU is needed for that

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 
-from experiments.lab import Column, Page, Row, Rows, Run, by_clock_of, formatted, ms, on_one_clock, over, percent
+from experiments.columns import formatted, ms, percent
+from experiments.comparing import by_clock_of, on_one_clock, over
+from experiments.lab import Column, Page, Row, Rows, Run
 from experiments.pictures import BLUE, GRAY, ORANGE, PURPLE, Bars
 from experiments.works import contenders
-from experiments.works.contenders import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, of_copy
-from experiments.works.models import Work
+from experiments.works.models import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, Work
 from experiments.works.norm_tanh import NormTanh
+from experiments.works.steps import copy_of_bytes, of_copy
 from experiments.works.witnesses import BY_COMPILER, EAGER, Call, Way, Works, witnessed
 from pagedopt import multi_tensor_apply, rule
 
@@ -115,7 +117,7 @@ def steps(device: torch.device, quick: bool) -> tuple[int, Ways]:
     def step(name: str) -> Call:
         return contenders.CONTENDERS[name].build(work.parameters(device)).step
 
-    ways = {COPY: Way(lambda: contenders.copy_of_bytes(work, device).run, 28)}
+    ways = {COPY: Way(lambda: copy_of_bytes(work, device).run, 28)}
     for name, due in {LOOP: 80, FOREACH: 80, FUSED: 28, COMPILED: 28, OURS: 28}.items():
         ways[name] = Way(partial(step, name), due, compiled=name == COMPILED, seen=name != OURS)
     return work.numel, ways

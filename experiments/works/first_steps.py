@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from experiments.clock import Case, measure, series
-from experiments.works.models import HYPER, Bound, Reference, Step, Work
+from experiments.works.models import HYPER, Bound, Step, Work
 from experiments.works.phases import CACHES, LOADS, exclusive, recorded
+from experiments.works.reference import Reference
 from experiments.works.trace import Incomplete, counted
 
 COLD, WARM, PORTABLE = "compiled, cold", "compiled, warm", "compiled, portable cache"
@@ -28,11 +29,11 @@ def builder(way: str) -> Callable[[list[torch.nn.Parameter]], Step]:
     """What makes a step that was not yet taken; of ours with what it loads."""
     if way in (OURS_COLD, OURS_WARM):
         return ours
-    from experiments.works import contenders
+    from experiments.works import builds
 
     how: dict[str, Any] = {"backend": "aot_eager"} if way == TRACED else {}
-    plain = {FOREACH: contenders.theirs(foreach=True), FUSED: contenders.theirs(fused=True)}
-    build = plain.get(way, contenders.compiled(**how))
+    plain = {FOREACH: builds.theirs(foreach=True), FUSED: builds.theirs(fused=True)}
+    build = plain.get(way, builds.compiled(**how))
     return lambda params: build(params).step
 
 

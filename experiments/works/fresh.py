@@ -20,7 +20,6 @@ from typing import Any
 
 from experiments.child import ROOT, Child
 from experiments.clock import series
-from experiments.lab import Run
 
 #: Where compilers keep what they made: Inductor, Triton, ours, CuPy, CUDA (driver and NVRTC), torch's extensions.
 FOLDERS = (
@@ -91,19 +90,3 @@ def fresh(
     seconds = time.perf_counter() - begin
     late = child.ended and child.ended.startswith("was stopped after")
     return Fresh(rows, seconds, f"not ended in {limit:g} s" if late else child.ended)
-
-
-def rows_of(
-    run: Run, function: Callable[..., Iterator[dict[str, Any]]], *arguments: Any, limit: float
-) -> Iterator[dict[str, Any]]:
-    """Rows of a function in a process of its own, as far as it gets: how it failed is left out.
-
-    Toys stay in this process: another takes seconds to begin.
-    """
-    if run.quick:
-        yield from function(*arguments)
-        return
-    found = fresh(function, *arguments, limit=limit)
-    yield from found.rows
-    if found.ended:
-        run.leave_out(f"what comes after {len(found.rows)} rows of {function.__name__}: {found.ended}")

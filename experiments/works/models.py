@@ -1,4 +1,4 @@
-"""Models whose optimizer step is measured, and the judge: an update is right if it is near that of AdamW in float64."""
+"""Models whose optimizer step is measured, and optimizers that are bound to them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ Shapes = Sequence[tuple[int, ...]]
 #: Names of who steps, and of what steps are held to.
 OURS, FUSED, COPY = "PagedAdamW", "torch fused", "copy of its bytes"
 FOREACH, LOOP, GRAPH = "torch foreach", "torch loop", "CUDA graph of torch fused"
+COMPILED = "torch.compile of foreach"
+#: Bytes of two moments in 8 bits, with scales that belong to 256 numbers.
+BITS_8 = 2 * (1 + 4 / 256)
 #: Different from the defaults, and the same for everyone.
 HYPER: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
@@ -89,40 +92,3 @@ class Bound:
 
 
 Build = Callable[[list[torch.nn.Parameter]], Bound]
-
-
-class Reference:
-    """``torch.optim.AdamW`` in float64 over the smallest tensors and the largest, for contenders to be held to."""
-
-    STEPS = 4
-    LARGEST = 8_000_000  # parameters, without the largest tensor's
-
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
-        *order, last = sorted(range(len(params)), key=lambda i: params[i].numel())
-        total = 0
-        self.chosen = [last]
-        for i in order:
-            total += params[i].numel()
-            if total > self.LARGEST:
-                break
-            self.chosen.append(i)
-        self.before = [params[i].detach().double() for i in self.chosen]
-        values = [torch.nn.Parameter(value.clone()) for value in self.before]
-        for value, i in zip(values, self.chosen, strict=True):
-            grad = params[i].grad
-            assert grad is not None
-            value.grad = grad.double()
-        optimizer = torch.optim.AdamW(values, **HYPER, foreach=True)
-        for _ in range(self.STEPS):
-            optimizer.step()
-        self.after = [v.detach() for v in values]
-
-    def error(self, params: Sequence[torch.nn.Parameter], contender: Bound) -> float:
-        """‖update - exact update‖ / ‖exact update‖ after four steps of a contender that was just built."""
-        for _ in range(self.STEPS - contender.done):
-            contender.step()
-        wrong, exact = 0.0, 0.0
-        for i, after, before in zip(self.chosen, self.after, self.before, strict=True):
-            wrong += float((params[i].detach().double() - after).square().sum())
-            exact += float((after - before).square().sum())
-        return float((wrong / exact) ** 0.5)

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from experiments.lab import Run
-from experiments.works.models import HYPER, Build, Reference, Work
+from experiments.works.models import HYPER, Work
 from pagedopt import MemoryReport, PagedAdamW
-from pagedopt.system import driver
-from pagedopt.system.driver import Location
 
 FULL = Work("268 M fp32 (16 x 4096²)", [(4096, 4096)] * 16, torch.float32, 28, 5e-5)
 QUICK = Work("4 M fp32 (16 x 512²)", [(512, 512)] * 16, torch.float32, 28, 5e-5)
@@ -25,8 +23,6 @@ PAGED: dict[str, dict[str, Any]] = {
 }
 #: Of a row: its way, and how much of the state is on the device.
 WAY_AND_SHARE = "{way}, {share:.0%} on the device".format_map
-#: Elements that :func:`digest` widens at a time.
-PIECE = 1 << 24
 
 
 def pace(run: Run) -> None:
@@ -50,56 +46,15 @@ class Problem:
         self._grads = self._grads or [p.grad for p in params if p.grad is not None]
         return params
 
-    def error(self, build: Build) -> float:
-        """How far four steps are from float64, as a share of the update."""
-        params = self.parameters()
-        return Reference(params).error(params, build(params))
-
 
 def adamw(params: Sequence[torch.nn.Parameter], **options: Any) -> PagedAdamW:
     """PagedAdamW with the hyperparameters that everyone has here."""
     return PagedAdamW(params, **HYPER, **options)
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Every state tensor but the step counts, sections one after the other."""
-    found: dict[str, list[torch.Tensor]] = {}
-    for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and value.dim():
-                found.setdefault(name, []).append(value)
-    return [tensor for tensors in found.values() for tensor in tensors]
-
-
-def ranges(optimizer: torch.optim.Optimizer) -> list[tuple[int, int]]:
-    """(address, bytes) of the memory that state lies in, each once."""
-    storages = [t.untyped_storage() for t in state_tensors(optimizer)]
-    return sorted({(s.data_ptr(), s.nbytes()) for s in storages})
-
-
-def push_out(places: Sequence[tuple[int, int]], device: torch.device) -> None:
-    """Prefetch managed ranges to the host, in one call each, on the current stream."""
-    stream = torch.cuda.current_stream(device).cuda_stream
-    for address, nbytes in places:
-        driver.prefetch(address, nbytes, Location.HOST, device.index, stream)
-
-
 def away_bytes(report: MemoryReport) -> int:
     """Bytes of state that are not on the device."""
     return sum(nbytes for place, nbytes in report.by_place.items() if place != "device")
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Sixteen hexadecimal digits that say which bits the tensors hold, and where: the same on every device."""
-    total = 0
-    for i, tensor in enumerate(tensors):
-        bits = tensor.detach().contiguous().view(torch.int32).flatten()
-        for at in range(0, len(bits), PIECE):
-            piece = bits[at : at + PIECE].long()
-            weight = torch.arange(len(piece), device=piece.device).mul_(2654435761).add_(1)
-            # Sums modulo 2**64 do not depend on their order.
-            total = (31 * total + int((piece * weight).sum()) + i) % (1 << 64)
-    return f"{total:016x}"
 
 
 def placed(report: MemoryReport) -> dict[str, int]:

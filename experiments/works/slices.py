@@ -72,8 +72,8 @@ class Slices:
 
 
 def backend(run: Run) -> str:
-    """Inductor; toys on a CPU are traced, and do without its C++ compiler."""
-    return "eager" if run.quick and run.device.type == "cpu" else "inductor"
+    """Inductor; toys are traced, and do without its compiler, which takes a minute where nothing is cached."""
+    return "eager" if run.quick else "inductor"
 
 
 def compiled(function: Callable[..., Any], backend: str = "inductor", **how: Any) -> Callable[..., Any]:
@@ -114,11 +114,12 @@ def makers(work: Slices, run: Run) -> dict[str, Callable[[], Way]]:
     found |= {COMPILED[name]: partial(with_compiler, name, backend=backend(run)) for name in functions}
     if run.device.type == "cuda":
         found |= {LIST: work.pointer_list, HELD: partial(work.pointer_list, held=True)}
+        found[GRAPH] = lambda: captured(work.way(work.split_stack))
+        found[LIST_GRAPH] = lambda: captured(work.pointer_list(held=True))
+    if run.device.type == "cuda" and not run.quick:
         found |= {f"{COMPILED[name]}, {COMBO}": partial(with_compiler, name, options=combo()) for name in functions}
         found[WIDE] = lambda: with_compiler(SPLIT, options=combo(wide=True))
-        found[GRAPH] = lambda: captured(work.way(work.split_stack))
         found[OVERHEAD] = partial(with_compiler, SPLIT, mode="reduce-overhead")
-        found[LIST_GRAPH] = lambda: captured(work.pointer_list(held=True))
     return found
 
 

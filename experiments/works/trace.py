@@ -5,7 +5,7 @@
 
 The profiler hears of every launch in the process, CuPy's and Triton's too.  No time is taken from a profiled run but
 how long kernels took: the host is slower while it is listened to.  And behind it: Kineto lets go of CUPTI at the end
-of the process (pytorch#144455).  So trace in a process of its own (:func:`counted_apart`).
+of the process (pytorch#144455).  So trace in a process of its own (:func:`experiments.works.apart.counted_apart`).
 
 A trace that lacks an event must not become a number: every kernel is to have its launch and every launch its kernel,
 and two traces of the same call have to agree (:class:`Incomplete`).
@@ -16,16 +16,14 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.child import Child
 from experiments.clock import series
-from experiments.lab import Row, Run
 
 KERNEL, COPIES = "kernel", ("gpu_memcpy", "gpu_memset")
 #: Calls of the host, of the runtime and of the driver; the latter are Triton's and CuPy's.
@@ -177,19 +175,3 @@ def counted(run: Callable[[], object], warmup: int = 3) -> Counts:
             return counts
         seen.append(numbers)
     raise Incomplete(f"no two of {MOST_TRACES} traces are whole and alike: {'; '.join(seen)}")
-
-
-def counted_apart(
-    run: Run, function: Callable[..., Iterator[Row]], *arguments: Any, by: Sequence[str], limit: float = 600.0
-) -> dict[tuple[Any, ...], Row]:
-    """What a function counts in a process of its own, so that nothing is timed behind a profiler: rows by some columns.
-
-    Where no profiler is used, on a CPU, it is called here.
-    """
-    rows: Iterable[Row] = function(*arguments)
-    if run.device.type == "cuda":
-        rows = child = Child(function, *arguments, limit=limit)
-    found = {tuple(row[name] for name in by): row for row in rows}
-    if run.device.type == "cuda" and child.ended:
-        run.leave_out(f"launches behind {len(found)} of them: the process {child.ended}")
-    return found

@@ -35,20 +35,9 @@ class Mark:
 
     def __init__(self, device: torch.device) -> None:
         self._event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
-        self.record()
-
-    def record(self, stream: int | None = None) -> None:
-        """Mark now; on a stream, if its handle is given."""
-        if self._event is None:
-            self._at = time.perf_counter()
-        else:
-            self._event.record(torch.cuda.ExternalStream(stream) if stream else torch.cuda.current_stream())
-
-    def hold(self, stream: int) -> None:
-        """Let a stream wait for this mark."""
+        self._at = time.perf_counter()
         if self._event is not None:
-            of = torch.cuda.ExternalStream(stream) if stream else torch.cuda.default_stream()
-            of.wait_event(self._event)
+            self._event.record()
 
     def since(self, other: Mark) -> float:
         """Microseconds from another mark to this one."""
@@ -58,7 +47,7 @@ class Mark:
 
 
 class Training:
-    """A model, its optimizer, and iterations with marks: at the begin, behind the first forward, backward and clipping.
+    """A model, its optimizer, and iterations.
 
     Attributes:
         host: microseconds that the calls of ``step()`` took.
@@ -67,7 +56,7 @@ class Training:
     def __init__(self, device: torch.device, size: Size, load: Load, make: Make) -> None:
         torch.manual_seed(0)
         with device:
-            self.model = GPT(size, size.block)
+            self.model = GPT(size)
             self.tokens = torch.randint(size.vocabulary, (load.batch, size.block + 1))
         if load.recomputed:
             for layer in self.model.layers:
@@ -75,23 +64,13 @@ class Training:
         self.device, self.load, self.host = device, load, list[float]()
         self.optimizer = make(self.model.parameters())
 
-    def forward(self) -> torch.Tensor:
-        """The loss of a batch."""
-        with torch.autocast(self.device.type, torch.bfloat16):
-            loss: torch.Tensor = self.model(self.tokens[:, :-1], self.tokens[:, 1:])
-        return loss
-
-    def gradients(self) -> list[Mark]:
+    def gradients(self) -> None:
         """Forward, backward and clipping."""
-        marks = [Mark(self.device)]
-        for i in range(self.load.micro):
-            loss = self.forward()
-            if i == 0:
-                marks.append(Mark(self.device))
+        for _ in range(self.load.micro):
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = self.model(self.tokens[:, :-1], self.tokens[:, 1:])
             (loss / self.load.micro).backward()
-        marks.append(Mark(self.device))
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        return [*marks, Mark(self.device)]
 
     def step(self) -> None:
         """The step, timed on the host."""
@@ -100,11 +79,12 @@ class Training:
         self.host.append((time.perf_counter() - begin) * 1e6)
         self.optimizer.zero_grad()
 
-    def iterate(self) -> list[Mark]:
-        """An iteration."""
-        marks = self.gradients()
+    def iterate(self) -> Mark:
+        """An iteration; returns its begin."""
+        begin = Mark(self.device)
+        self.gradients()
         self.step()
-        return marks
+        return begin
 
     def wait(self) -> None:
         """Until all is done."""

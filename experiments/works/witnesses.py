@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from experiments.child import ROOT, chosen_device
+from experiments.child import ROOT
 from experiments.clock import Case
+from experiments.device import chosen_device
 from experiments.lab import Row, Run
 from experiments.works import weight
 from experiments.works.dispatch import Dispatched
@@ -149,12 +150,28 @@ def of_hardware(run: Run, module: str) -> dict[str, Row]:
             command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace", check=False,
         )  # fmt: skip
-        said = done.stdout.splitlines()
+        said, report = done.stdout.splitlines(), log.read_text(errors="replace").splitlines() if log.exists() else []
         if DONE not in said:
-            raise RuntimeError(f"ncu ended with {done.returncode}: {' '.join(said[-3:])}")
-        names = [line.removeprefix(COUNTED) for line in said if line.startswith(COUNTED)]
-        return counts(log.read_text(errors="replace").splitlines(), names)
+            raise RuntimeError(why_not(done.returncode, report, said))
+        return counts(report, [line.removeprefix(COUNTED) for line in said if line.startswith(COUNTED)])
     return {}
+
+
+def why_not(code: int, report: Sequence[str], said: Sequence[str]) -> str:
+    """Why the process was not watched to its end: what ``ncu`` says of itself is in its report, not in the output.
+
+    >>> why_not(9, ["==PROF== Profiling", "==ERROR== LaunchFailed"], ["counted: square, eager"])
+    'ncu shut down the process that it watched: LaunchFailed'
+    """
+    if code in (-9, 137):  # timeout ends itself by the signal that it sends
+        return f"ncu was stopped after {SECONDS} s"
+    ended = "ncu shut down the process that it watched" if code == 9 else f"ncu ended with {code}"
+    return f"{ended}: {errors_in(report) or ' '.join(said[-3:])}"
+
+
+def errors_in(report: Sequence[str]) -> str:
+    """What ``ncu`` calls an error."""
+    return " ".join(line.removeprefix("==ERROR== ") for line in report if line.startswith("==ERROR=="))[:600]
 
 
 def counts(report: Sequence[str], names: Sequence[str]) -> dict[str, Row]:
@@ -173,8 +190,7 @@ def counts(report: Sequence[str], names: Sequence[str]) -> dict[str, Row]:
             groups[-1]["ncu_read"] += read
             groups[-1]["kernels"] += 1
     if len(groups) != len(names):
-        errors = " ".join(line for line in report if line.startswith("==ERROR=="))
-        raise RuntimeError(f"{len(names)} ways were called, {len(groups)} have their mark. {errors[:300]}")
+        raise RuntimeError(f"{len(names)} ways were called, {len(groups)} have their mark. {errors_in(report)}")
     return dict(zip(names, groups, strict=True))
 
 

@@ -20,7 +20,7 @@ import torch
 from experiments.overlap.loader import MODELS_STREAM, OWN, copies
 
 from experiments.child import only
-from experiments.overlap.iteration import HIDDEN, maker, timed
+from experiments.works.hidden import HIDDEN, maker, timed
 from experiments.works.training import Load, Mark, Training
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda

@@ -48,7 +48,7 @@ class Contender:
 
     def __init__(self, name: str, kind: Any, given: dict[str, Any], size: Size, device: torch.device) -> None:
         self.name, self.device = name, device
-        self.model = build_model(size, size.block, SEED, device)
+        self.model = build_model(size, SEED, device)
         if given.get("param_format"):
             self.model.bfloat16()
         matrices = [p for p in self.model.parameters() if p.dim() >= 2]

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
+import platform
 import shutil
 from dataclasses import asdict
 from typing import Any
@@ -13,12 +14,11 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..kernels import cpu
 from ..paging.budget import NOTHING
 from ..paging.pages import lay_out
 from ..placements.choose import ARENAS, Arena, candidates
 from ..planning.rates import Rates
-from ..system import driver, host, machine
+from ..system import driver, host, internals, machine
 from ..system import look as build
 from ..system.state_file import state_folder
 
@@ -41,10 +41,13 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    about, packages = machine.describe(), {name: version(name) for name in ("torch", "numpy", "rich", *PACKAGES)}
+    packages = {name: version(name) for name in ("torch", "numpy", "rich", *PACKAGES)}
     report: dict[str, Any] = {
         "pagedopt": __version__,
-        "system": {name: about[name] for name in ("platform", "python", "processor", "cores")},
+        "system": {
+            "platform": platform.platform(), "python": platform.python_version(), "processor": machine.processor(),
+            "cores": len(os.sched_getaffinity(0)),
+        },
         "packages": packages,
         "driver": machine.driver_version(),
         "cuda": cuda_versions(),
@@ -57,7 +60,7 @@ def examine(device: torch.device, quick: bool = False) -> dict[str, Any]:
         "look": look(),  # after a step, whose optimizer has begun to compile it
         "rates": None,
         "notes": notes(packages),
-    }
+    }  # fmt: skip
     report["problems"] = problems(device, report)
     if not quick:
         try:
@@ -126,7 +129,7 @@ def notes(packages: dict[str, str | None]) -> list[str]:
     out = [f"{name} is not installed: {PACKAGES[name]}" for name in PACKAGES if not packages[name]]
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         out.append("NUMBA_DISABLE_JIT is set: the first step of parameters on a CPU turns Numba's compiler on again")
-    if cpu.openmp() is None:
+    if internals.openmp() is None:
         out.append("steps on a CPU take one thread: this build of torch has no OpenMP with GCC's interface (libgomp)")
     if torch.cuda.is_available():
         return out

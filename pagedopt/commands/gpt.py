@@ -53,10 +53,10 @@ class Layer(nn.Module):
 class GPT(nn.Module):
     """A decoder-only transformer with learned positions. The output layer is tied to the embedding."""
 
-    def __init__(self, size: Size, block: int) -> None:
+    def __init__(self, size: Size) -> None:
         super().__init__()
         self.tokens = nn.Embedding(size.vocabulary, size.width)
-        self.positions = nn.Embedding(block, size.width)
+        self.positions = nn.Embedding(size.block, size.width)
         self.layers = nn.ModuleList(Layer(size.width, size.heads) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.width)
         self._initialize(size.layers)
@@ -79,11 +79,11 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def build_model(size: Size, block: int, seed: int, device: torch.device) -> GPT:
+def build_model(size: Size, seed: int, device: torch.device) -> GPT:
     """Return a model whose weights depend on the seed but not on the device."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = GPT(size, block)
+        model = GPT(size)
     return model.to(device)
 
 

@@ -1,8 +1,8 @@
 """The command line: ``pagedopt COMMAND``, or ``python -m pagedopt COMMAND``.
 
-A command is a module, listed in COMMANDS, with ``HELP`` (one line), ``add_arguments(parser)`` and ``main(args)``,
-which returns the exit status. Its docstring is its description in --help. --help imports all of these modules and
-should answer at once, so they import torch only inside of ``main``.
+A command is a module beside this one, listed in COMMANDS, with ``HELP`` (one line), ``add_arguments(parser)`` and
+``main(args)``, which returns the exit status. Its docstring is its description in --help. --help imports all of these
+modules and should answer at once, so they import torch only inside of ``main``.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from .parser import Parser, UsageError
 from .process import interrupted, process
 
 NAME = "pagedopt"
-COMMANDS = {
-    "doctor": "pagedopt.commands.doctor",
-    "plan": "pagedopt.commands.plan",
-    "train": "pagedopt.commands.train",
-}
+COMMANDS = ("doctor", "plan", "train")
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -47,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         return 2
 
     parser.set_defaults(main=print_help)
-    for name, path in COMMANDS.items():
-        module = import_module(path)
+    for name in COMMANDS:
+        module = import_module(f".{name}", __package__)
         command = commands.add_parser(name, help=module.HELP, description=module.__doc__, formatter_class=Formatter)
         module.add_arguments(command)
         command.set_defaults(main=module.main)

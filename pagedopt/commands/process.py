@@ -103,6 +103,3 @@ def _unwritten(name: str, error: OSError) -> int:
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
-
-
-__all__ = ["INTERRUPTED", "MISSING", "end", "interrupted", "process"]

@@ -1,9 +1,7 @@
-"""What commands and experiments show: a console, tables, JSON without NaN, and an empty figure."""
+"""What commands and experiments show: a console, tables, and an empty figure."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,20 +59,6 @@ def say(console: Console, line: str, whole: bool = False) -> None:
     It stays whole in a file or a pipe, and with ``whole`` on a terminal too, so that its paths can be copied.
     """
     console.print(line, highlight=False, soft_wrap=whole or not console.is_terminal)
-
-
-def as_json(content: Any) -> str:
-    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """Return JSON values with None for every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..system.warn import warn_once
-from .choice import Choice, State
+from .choice import Choice, Moment, State
 from .format import Column, ElementFormat, Format, complexified
 from .int8 import INT8
 from .names import Name, full_name
@@ -62,6 +62,10 @@ def known(dtype: torch.dtype | None) -> bool:
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that kernels see: for a complex dtype that of its parts."""
     return dtype.to_real() if dtype.is_complex else dtype
+
+
+#: The state that averages parameters: float32 or wider, unless a ``state_format`` names it.
+AVERAGE = "param_ema"
 
 
 @functools.cache
@@ -127,13 +131,26 @@ def check_format(state_format: StateFormat, states: Collection[str] | None = Non
 
 
 def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | None:
-    """Return the format that ``state_format`` gives to state ``name``; None: the parameter's dtype."""
+    """Return the format that ``state_format`` gives to state ``name``; None: that of :func:`default_format`."""
     one = state_format.get(name) if isinstance(state_format, Mapping) else state_format
+    if name == AVERAGE and one is state_format:  # nobody has named it
+        return None
     if isinstance(one, torch.dtype):
         return _OF_DTYPES[one]
     if isinstance(one, str):
         return FORMATS.get(full_name(one)) or CHOICES[full_name(one)]
     return one
+
+
+def default_format(name: str, param: torch.dtype, moment: Moment | None = None) -> Format:
+    """Return the format of state ``name`` that nobody asks for: the parameter's dtype, of weights at least float32.
+
+    Raises:
+        TypeError: kernels take no parameters of that dtype.
+    """
+    weights = name == AVERAGE or (moment is not None and moment.weights)
+    dtype = torch.promote_types(param, torch.float32) if weights else param
+    return of_dtype(dtype, f"state {name!r}")
 
 
 def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Format:
@@ -146,7 +163,7 @@ def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Fo
     """
     found = chosen_format(state_format, state.name)
     if found is None:
-        return of_dtype(param, f"state {state.name!r}")
+        return default_format(state.name, param, state.moment)
     if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
             f"state_format is {found.name!r} for {state.name!r} of a parameter of {param}: torch has no complex "
@@ -192,19 +209,3 @@ def check_squares(state_format: StateFormat, state: State, param: torch.dtype, r
 def columns_of(form: Format, name: str, param: torch.dtype) -> dict[str, Column]:
     """Return the columns of state ``name`` by key, with dtypes for a parameter of dtype ``param``."""
     return {column.key(name): complexified(column) if param.is_complex else column for column in form.columns}
-
-
-__all__ = [
-    "FORMATS",
-    "OneFormat",
-    "StateFormat",
-    "check_format",
-    "check_squares",
-    "chosen_format",
-    "columns_of",
-    "dtype_of_name",
-    "format_of",
-    "known",
-    "of_dtype",
-    "real_dtype",
-]

@@ -17,7 +17,7 @@ import torch
 
 from ..kernels.nvrtc import CompileError, compile_cuda
 from ..kernels.source import conversions
-from ..tables.storage import Column
+from ..tables.storage import Column, StorageFormat
 
 #: The most elements of a block, and bytes of an entry: chunks of work, and parameters in pages, start at multiples.
 MAX_BLOCK = 1024
@@ -29,7 +29,7 @@ TAKEN = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format:
+class Format(StorageFormat):
     """How one list of tensors is stored: columns of entries, and how kernels load and store elements.
 
     Rules never see it: they compute in float32 (float64 if a list asks for it).  Kernels are compiled for a rule and
@@ -79,15 +79,6 @@ class Format:
         :class:`tests.outside.format.Int8Blocks`, and notes/extending.md.
     """
 
-    name: str
-    columns: tuple[Column, ...]
-    block: int = 1
-    arithmetic: torch.dtype = torch.float32
-    cuda_type: str = ""
-    cuda_text: str = ""
-    numba_load: str = ""
-    numba_store: str = ""
-
     def __post_init__(self) -> None:
         what = f"format {self.name!r}"
         if not 1 <= self.block <= MAX_BLOCK or self.block & (self.block - 1):
@@ -102,6 +93,10 @@ class Format:
         for column in self.columns:
             self._check_column(column)
         self._check_texts()
+
+    def __hash__(self) -> int:
+        """Hash the name alone: it is fast, and each step looks up its kernel by this."""
+        return hash(self.name)
 
     def _check_texts(self) -> None:
         columns = {column.name or "elements" for column in self.columns}
@@ -130,21 +125,6 @@ class Format:
                 f"format {self.name!r}: zeros in all columns are decoded as {float(loaded[0])!r}; state begins as "
                 "zeros, and they must be decoded as 0"
             )
-
-    @property
-    def at_once(self) -> int:
-        """Elements that ``numba_load`` and ``numba_store`` take at a time: a block, or several."""
-        return self.block
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is one column, whose elements are loaded and stored independently."""
-        return False
-
-    @property
-    def numba_type(self) -> str:
-        """The NumPy type of a stored element, if the format is plain."""
-        raise NotImplementedError(f"format {self.name!r} is not plain")
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the columns that kernels would store for ``values``.
@@ -181,9 +161,7 @@ class ElementFormat(Format):
 
     numba_type: str = ""
 
-    def __hash__(self) -> int:
-        """Hash the name alone: it is fast, and each step looks up its kernel by this."""
-        return hash(self.name)
+    __hash__ = Format.__hash__
 
     @property
     def plain(self) -> bool:
@@ -278,6 +256,3 @@ def check_text(what: str, text: str, names: Collection[str], mode: Literal["eval
             f"{what} uses the name {unknown[0]}; there are {', '.join(sorted(names))}, and the functions "
             f"{', '.join(sorted(FUNCTIONS))}"
         )
-
-
-__all__ = ["Column", "ElementFormat", "Format", "check_text", "complexified"]

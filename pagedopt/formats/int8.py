@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -34,43 +34,20 @@ CUDA_TEXT = importlib.resources.files(__package__).joinpath("int8.cuh").read_tex
 _CUDA_HOW: dict[How, str] = {"nearest": "int8::NEAREST", "by step": "int8::BY_STEP", "by data": "int8::BY_DATA"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Root(Format):
-    """A format of codes in blocks of 256.
+    """A format of codes in blocks of 256.  Kernels round as :data:`How` says; ``encode`` rounds to the nearest."""
 
-    Attributes:
-        how: how kernels round.  At random, the mean of the results is the number; to the nearest, a slow mean would
-            never leave its code.  ``encode`` always rounds to the nearest.
-    """
-
-    how: How = "nearest"
-    name: str = ""
     block: int = BLOCK
     cuda_text: str = CUDA_TEXT
 
-    def _of(self, root: int) -> None:
-        how = "nearest" if self.how == "nearest" else f"stochastic {self.how}"
-        texts = {"name": f"int8, root {root}, {how}", "cuda_type": f"Root{root}<{_CUDA_HOW[self.how]}>"}
-        for key, value in {**texts, "numba_store": store(root, self.how)}.items():
-            object.__setattr__(self, key, value)
 
-    def __hash__(self) -> int:
-        """Hash the name alone: each step looks up its kernel by this."""
-        return hash(self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Root3(_Root):
     """First moments: a signed code, whose cube is the share of the block's largest magnitude; -128 is NaN."""
 
     columns: tuple[Column, ...] = (Column("root3", torch.int8), Column("absmax", torch.float32, BLOCK))
     numba_load: str = LOAD_3
-
-    def __post_init__(self) -> None:
-        self._of(3)
-        super().__post_init__()
-
-    __hash__ = _Root.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest; infinities become NaN, as no code stands for them."""
@@ -88,7 +65,7 @@ class Root3(_Root):
         return torch.where(codes == -128, torch.nan, values)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Root4(_Root):
     """Second moments: a code from 1 on, whose fourth power is the share of the block's largest; 0 is infinity.
 
@@ -97,12 +74,6 @@ class Root4(_Root):
 
     columns: tuple[Column, ...] = (Column("root4", torch.uint8), Column("absmax", torch.float32, BLOCK))
     numba_load: str = LOAD_4
-
-    def __post_init__(self) -> None:
-        self._of(4)
-        super().__post_init__()
-
-    __hash__ = _Root.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest; NaN becomes infinity: the first moment is NaN then, too."""
@@ -162,11 +133,21 @@ def _spread(absmax: torch.Tensor, numel: int) -> torch.Tensor:
     return absmax.repeat_interleave(BLOCK)[:numel]
 
 
+def _texts(root: int, how: How) -> dict[str, Any]:
+    """Return what a format has of its own.
+
+    At random, the mean of the results is the number; to the nearest, a slow mean would never leave its code.
+    """
+    name = f"int8, root {root}, {'' if how == 'nearest' else 'stochastic '}{how}"
+    return {"name": name, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
+
+
 HOWS: tuple[How, ...] = get_args(How)
 #: By how they round.
-FIRST: dict[How, Root3] = {how: Root3(how=how) for how in HOWS}
-SECOND: dict[How, Root4] = {how: Root4(how=how) for how in HOWS}
+FIRST: dict[How, Root3] = {how: Root3(**_texts(3, how)) for how in HOWS}
+SECOND: dict[How, Root4] = {how: Root4(**_texts(4, how)) for how in HOWS}
 OLD_ROOT2 = OldRoot2()
+_INSTEAD = "give that state another format, as state_format={{{!r}: '{}', …: 'int8'}}"
 
 
 class Int8(Choice):
@@ -179,7 +160,8 @@ class Int8(Choice):
         """Return the format of a state.
 
         Raises:
-            ValueError: the rule does not say whether the state is signed; a first moment decays too slowly.
+            ValueError: the rule does not say whether the state is signed, or says why it must be exact; a first moment
+                decays too slowly.
         """
         if state.numel < FEWEST:
             return torch.float32
@@ -189,12 +171,15 @@ class Int8(Choice):
                 f"{what} cannot be stored in int8: the rule does not say whether it may be negative; decorate the rule "
                 f"with @pagedopt.rule(moments={{{state.name!r}: pagedopt.Moment(signed=…, decay=…)}})"
             )
+        if moment.exact:
+            raise ValueError(
+                f"{what} cannot be stored in int8: {moment.exact}; {_INSTEAD.format(state.name, 'float32')}"
+            )
         if moment.signed:
             if state.decay is not None and state.decay > MAX_DECAY:
                 raise ValueError(
                     f"{what} cannot be stored in int8: its decay {moment.decay} is {state.decay:g}, and codes follow "
-                    f"first moments up to {MAX_DECAY} (notes/int8.md); give that state another "
-                    f"format, as state_format={{{state.name!r}: 'bfloat16', …: 'int8'}}"
+                    f"first moments up to {MAX_DECAY} (notes/int8.md); {_INSTEAD.format(state.name, 'bfloat16')}"
                 )
             return FIRST[_how(state, default="stochastic")]
         if moment.decay is None:  # a maximum of numbers that are rounded at random would climb

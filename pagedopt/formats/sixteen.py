@@ -53,7 +53,7 @@ class Remainder(Format):
         return columns[0].float() * self.unit
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ParameterFormat(Format):
     """A format of parameters alone.
 
@@ -75,23 +75,12 @@ class ParameterFormat(Format):
         """Return the dtype of the numbers that parameters of ``dtype`` stand for, which is that of their state."""
         return dtype if self.remainder is None else torch.float32
 
-    def __hash__(self) -> int:
-        """Hash the name alone: each step looks up its kernel by this."""
-        return hash(self.name)
 
-
-def _remainder(bits: int, dtype: torch.dtype) -> Remainder:
-    name = f"bfloat16+{bits}"
-    return Remainder(name=f"remainder of {name}", of=name, columns=(Column(f"low{bits}", dtype),))
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Split(ParameterFormat):
     """A bfloat16 and its remainder."""
 
     remainder: Remainder
-
-    __hash__ = ParameterFormat.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Split float32 values; 24 bits are rounded to nearest.  Finite ones stay finite."""
@@ -113,11 +102,9 @@ class Split(ParameterFormat):
         return ((high << 16) + torch.where(alone, 0, low)).view(torch.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn(ParameterFormat):
     """A column of 16 bits alone, rounded at random."""
-
-    __hash__ = ParameterFormat.__hash__
 
     def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Round to nearest."""
@@ -129,9 +116,10 @@ class Drawn(ParameterFormat):
 
 
 def _split(bits: int, dtype: torch.dtype) -> Split:
-    remainder = _remainder(bits, dtype)
+    name, low = f"bfloat16+{bits}", Column(f"low{bits}", dtype)
     return Split(
-        name=remainder.of, columns=(Column("", torch.bfloat16), *remainder.columns), remainder=remainder,
+        name=name, columns=(Column("", torch.bfloat16), low),
+        remainder=Remainder(name=f"remainder of {name}", of=name, columns=(low,)),
         cuda_type=f"sixteen::Split<{bits}>", numba_load=LOADS[bits], numba_store=STORES[bits], draws=bits < 16,
     )  # fmt: skip
 

@@ -22,6 +22,6 @@ __device__ __forceinline__ long long fetch(
     const Factor& factor = *(const Factor*)table.data()[UNIFORMS - 1];  // of the first set; all have the same
     const long long set = fetch<STRIDE>(work, (const Table&)table, item, lane);
     if (lane == (UNIFORMS - 1) % 32) work.u[UNIFORMS - 1] = (S)(factor.coefficient / (double)factor.scale);
-    if (lane == 0 && factor.found_inf != 0) work.left = 0;  // no element is loaded or stored
+    if (lane == 0 && factor.leaves_out()) work.left = 0;  // no element is loaded or stored
     return set;
 }

@@ -6,5 +6,9 @@ struct Factor {
     double max_norm;     // to which gradients are clipped
     double norm;         // of all gradients, divided by the scale
     float scale;         // of the loss; gradients are divided by it
-    float found_inf;     // not 0: a gradient is infinite or NaN, and the step changes nothing
+    float found_inf;     // not 0: a scaler has found a gradient that is infinite or NaN
+    float skips;         // not 0: a step whose norm is not finite is left out
+    float nonfinite;     // not 0: this is one
+    double skipped;      // how many there were
+    __device__ bool leaves_out() const { return found_inf != 0 || nonfinite != 0; }  // then the step changes nothing
 };

@@ -78,7 +78,6 @@ def to_bfloat16(value):
 
 
 _EXPAND = np.float32(2.0**112)  # from the exponent bias of float16 to that of float32; exact for denormals too
-_SHRINK = np.float32(2.0**-112)
 
 
 @njit

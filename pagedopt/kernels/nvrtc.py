@@ -46,31 +46,13 @@ def compile_cuda(text: str, names: tuple[str, ...], arch: str) -> tuple[bytes, l
 def cached_cubin(text: str, name: str, arch: str) -> tuple[bytes, str]:
     """Return the compiled kernel and its symbol: found in the cache, or compiled now."""
     key = hashlib.sha256("\0".join((text, name, arch, *OPTIONS, _nvrtc_version())).encode()).hexdigest()[:32]
-    if found := _find_cubin(key):
-        return found
-    cubin, (symbol,) = compile_cuda(text, (name,), arch)
-    mark, note = cache.digest(symbol, cubin), f"{key}.sealed"
-    if cache.store(_cubin_file(key, mark), cubin) is not None:
-        cache.store(note, cache.seal(note, f"{symbol} {mark}".encode()))
-    return cubin, symbol
-
-
-def _find_cubin(key: str) -> tuple[bytes, str] | None:
-    """Return the cubin of an earlier run and its symbol, if both are undamaged."""
-    if (note := cache.find(f"{key}.sealed")) is None or (text := cache.unseal(note)) is None:
-        return None
-    symbol, mark = text.decode().split()
-    if (cubin := cache.find(_cubin_file(key, mark))) is None:
-        return None
-    if cache.digest(symbol, cubin.data) != mark:
-        cache.discard(cubin.path, "it is damaged")
-        return None
-    return cubin.data, symbol
-
-
-def _cubin_file(key: str, mark: str) -> str:
-    """Return a name with a digest, so that each note matches its own cubin when two processes compile at once."""
-    return f"{key}-{mark[:16]}.cubin"
+    file = f"{key}.cubin"
+    if (found := cache.find(file)) is not None:
+        symbol, _, cubin = found.data.partition(b"\n")
+        return cubin, symbol.decode()
+    cubin, (made,) = compile_cuda(text, (name,), arch)
+    cache.store(file, made.encode() + b"\n" + cubin)
+    return cubin, made
 
 
 @functools.cache

@@ -62,7 +62,7 @@ __device__ inline void store_number(word address, double value) {
 template <class Rule> __global__ void __launch_bounds__(BLOCK) prologue(const __grid_constant__ PrologueAt at) {
     const long long row = (long long)blockIdx.x * BLOCK + threadIdx.x;
     if (row >= at.rows) return;
-    if (at.factor && at.factor->found_inf != 0) return;  // the step is not taken
+    if (at.factor && at.factor->leaves_out()) return;  // the step is not taken
     const word* input = at.inputs + row * (2 + Rule::scalars);
     if (input[0] == 0) return;
     const word count = input[1];  // 0: steps are not counted

@@ -133,23 +133,16 @@ class KernelRule(Protocol):
         reads, writes: indices of the lists it reads, and of those it overwrites.
     """
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def functor(self) -> str: ...
-
-    @property
-    def prologue(self) -> str: ...
+    name: str
+    functor: str
+    prologue: str
+    writes: tuple[int, ...]
 
     @property
     def uniform_count(self) -> int: ...
 
     @property
     def reads(self) -> tuple[int, ...]: ...
-
-    @property
-    def writes(self) -> tuple[int, ...]: ...
 
     def cuda_source(self) -> str:
         """Return a struct with ``apply(in, u, out)`` for one element, and masks of the lists it reads and writes."""

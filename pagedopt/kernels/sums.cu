@@ -86,4 +86,8 @@ template <int THREADS> __global__ void __launch_bounds__(BLOCK) total(const __gr
     const double coefficient = at.factor->max_norm / (norm + 1e-6);
     at.factor->norm = norm;
     at.factor->coefficient = coefficient > 1.0 ? 1.0 : coefficient;  // NaN stays
+    if (at.factor->skips == 0) return;
+    const bool nonfinite = !(norm - norm == 0);
+    at.factor->nonfinite = nonfinite;
+    at.factor->skipped += nonfinite;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,11 @@ from ..transports.transport import Argument, Lent, Transport, argument_at, opaqu
 #: ``Factor`` of ``factor.cuh``.
 FACTOR = np.dtype(
     [("coefficient", np.float64), ("max_norm", np.float64), ("norm", np.float64), ("scale", np.float32),
-     ("found_inf", np.float32)]
+     ("found_inf", np.float32), ("skips", np.float32), ("nonfinite", np.float32), ("skipped", np.float64)]
 )  # fmt: skip
 #: Where its parts lie: what clipping needs, and what a scaler gives.
-_NORM, _CLIPPING, _SCALING = FACTOR.fields["norm"][1], 16, FACTOR.fields["scale"][1]  # type: ignore[index]
+_AT = {name: field[1] for name, field in FACTOR.fields.items()}  # type: ignore[union-attr]
+_CLIPPING, _SCALING, _SKIPPING = _AT["norm"], _AT["scale"], _AT["skips"]
 #: A loss that nobody has scaled: its scale is 1, and no gradient was found to be infinite.
 UNSCALED = (1.0, 0.0)
 
@@ -36,6 +37,7 @@ class Factor:
 
     Args:
         max_norm: see :meth:`clip_to`.
+        skips: whether a step whose norm is not finite is left out, and counted.
 
     Attributes:
         address: where kernels read it.
@@ -44,9 +46,9 @@ class Factor:
 
     device: torch.device = torch.device("cpu")
 
-    def __init__(self, max_norm: float | None) -> None:
+    def __init__(self, max_norm: float | None, skips: bool = False) -> None:
         self._words = np.zeros(1, FACTOR)
-        self._words[0] = _first(max_norm)
+        self._words[0] = (*_first(max_norm), skips, 0.0, 0.0)
         self._max_norm = max_norm
         self._at(self._words.ctypes.data)
 
@@ -80,25 +82,36 @@ class Factor:
             norm = np.sqrt(np.float64(squares)) / np.float64(words["scale"])
             coefficient = words["max_norm"] / (norm + 1e-6)
         words["norm"], words["coefficient"] = norm, 1.0 if coefficient > 1.0 else coefficient
+        if words["skips"]:
+            words["nonfinite"] = not np.isfinite(norm)
+            words["skipped"] += words["nonfinite"]
 
     def norm(self) -> torch.Tensor:
         """Return a copy of the last norm, float64 of no dimensions, on the device."""
-        return torch.tensor(float(self._words["norm"][0]), dtype=torch.float64, device="cpu")
+        return self._copy_of("norm")
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were left out so far, which waits for the device."""
+        return int(self._copy_of("skipped"))
+
+    def _copy_of(self, name: str) -> torch.Tensor:
+        return torch.tensor(float(self._words[name][0]), dtype=torch.float64, device="cpu")
 
 
 class DeviceFactor(Factor):
     """The factor on a CUDA device.  All that is written there is written in the order of the current stream.
 
     Args:
-        max_norm: see :meth:`clip_to`.
+        max_norm, skips: see :class:`Factor`.
         device: the CUDA device.
 
     Raises:
         torch.OutOfMemoryError: the device has no room.
     """
 
-    def __init__(self, max_norm: float | None, device: torch.device) -> None:
-        super().__init__(max_norm)
+    def __init__(self, max_norm: float | None, device: torch.device, skips: bool = False) -> None:
+        super().__init__(max_norm, skips)
         self.device, self._index = device, device.index
         self._memory = driver.DeviceMemory(FACTOR.itemsize, device.index)
         self._memory.fill(self._words.ctypes.data)  # at once: a capture must not do it in each replay
@@ -111,7 +124,7 @@ class DeviceFactor(Factor):
 
     def scale_by(self, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> None:
         if self._scaled and (scale is None or found_inf is None):
-            self._write(_SCALING, FACTOR.itemsize)
+            self._write(_SCALING, _SKIPPING)
         self._scaled = True  # also if a copy fails behind another
         for at, given in ((_SCALING, scale), (_SCALING + 4, found_inf)):
             if given is not None:
@@ -130,15 +143,15 @@ class DeviceFactor(Factor):
         with torch.cuda.device(self._index):
             self._copies.queue(words, self.address + first, internals.current_stream(self._index))
 
-    def norm(self) -> torch.Tensor:
+    def _copy_of(self, name: str) -> torch.Tensor:
         found = torch.empty((), dtype=torch.float64, device=self.device)
-        self._copy(found.data_ptr(), self.address + _NORM, found.itemsize)
+        self._copy(found.data_ptr(), self.address + _AT[name], found.itemsize)
         return found
 
 
-def factor_on(device: torch.device, max_norm: float | None) -> Factor:
-    """Return a new factor on a device."""
-    return Factor(max_norm) if device.type == "cpu" else DeviceFactor(max_norm, device)
+def factor_on(device: torch.device, max_norm: float | None, skips: bool = False) -> Factor:
+    """Return a new factor on a device; see :class:`Factor`."""
+    return Factor(max_norm, skips) if device.type == "cpu" else DeviceFactor(max_norm, device, skips)
 
 
 def _first(max_norm: float | None) -> tuple[float, ...]:
@@ -152,29 +165,61 @@ def _first(max_norm: float | None) -> tuple[float, ...]:
 STAGING_BUFFERS = 4
 
 
-class TableCopy:
-    """A copy of a table in device memory, at one address for as long as it lives."""
+class TableCopy(Transport):
+    """A copy of a table in device memory, at one address for as long as it lives; a graph may own it.
 
-    def __init__(self, table: HostTable, device: int) -> None:
-        nbytes = max(1, len(table.words)) * WORD
-        self._memory, self._copies = driver.DeviceMemory(nbytes, device), StagedCopies(device, nbytes)
-        #: Where kernels read the table, and its bytes on the device.
-        self.address, self.nbytes = self._memory.address, nbytes
+    Args:
+        table: the table as the host has it.
+        device: the CUDA device's index.
+        more: words that lie behind it.
+
+    Attributes:
+        address: where kernels read the table.
+        nbytes: bytes of device memory.
+    """
+
+    name = "copy"
+    in_memory = True
+
+    def __init__(self, table: HostTable, device: int, more: int = 0) -> None:
+        super().__init__(device)
+        self.nbytes = max(1, len(table.words) + more) * WORD
+        self._memory, self._copies = driver.DeviceMemory(self.nbytes, device), StagedCopies(device, self.nbytes)
+        self.address = self._memory.address
         self._stamp = self._rows_stamp = -1
 
-    def fill(self, table: HostTable) -> None:
-        """Copy the table at once, before anything reads it: also during a capture, which does not see this copy."""
-        self._memory.fill(table.words.ctypes.data)
-        self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+    def kind(self, table: HostTable) -> str:
+        return _Lent.kind
 
-    def publish(self, table: HostTable, stream: int) -> None:
-        """Queue a copy of what has changed on ``stream``, which is behind all launches that read it."""
+    def lend(self, table: HostTable, stream: int) -> Lent:
+        """Lend the table.  It is filled in at once, if it is empty: a capture must not do it in each replay."""
+        if self._stamp == -1:
+            self._memory.fill(table.words.ctypes.data)
+            self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+        return _Lent(self, table)
+
+    def publish(self, table: HostTable, stream: int) -> bool:
+        """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
         if table.stamp == self._stamp:
-            return
+            return False
         end = table.rows_at if table.rows_stamp == self._rows_stamp else table.rows_end
         words = table.words if self._stamp == -1 else table.words[:end]
         self._copies.queue(words, self.address, stream)
         self._stamp, self._rows_stamp = table.stamp, table.rows_stamp
+        return True
+
+
+class _Lent(Lent):
+    """The arguments of launches over a table at one address."""
+
+    kind = table_type(0)
+
+    def __init__(self, copy: TableCopy, table: HostTable) -> None:
+        self.address, self._table = copy.address, table
+
+    def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
+        first, last = span or (0, len(self._table.chunk_words))
+        return [(argument_at(self.address, self._table, (first, last)), last - first)] if first < last else []
 
 
 class StagedCopies:
@@ -213,7 +258,7 @@ class StagedCopies:
 SINGLE = 1
 
 
-class DeviceStep(Transport):
+class DeviceStep(TableCopy):
     """A table in device memory, and the prologue that computes its hyperparameters.  Each row is a set of its own.
 
     Args:
@@ -228,14 +273,12 @@ class DeviceStep(Transport):
         inputs: what the prologue reads of each row, (rows, 2 + scalars) uint64: 1 if the row takes a step, and in the
             upper half the seed; the address of its step count; that of each hyperparameter.  Set :attr:`changed` after
             a write.
-        address: where kernels read the table.
         constants: the numbers of each group that are no tensors, (groups, scalars) float64; likewise.
         reads_hyperparameters: whether one is a tensor, which the prologue reads when its turn comes.
         copies: how many copies were queued.
     """
 
     name = "device"
-    in_memory = True
     may_be_copied = True  # its table is on the device, at one address
 
     def __init__(
@@ -247,7 +290,6 @@ class DeviceStep(Transport):
         counters: npt.NDArray[np.float64] | None = None,
         factor: Factor | None = None,
     ) -> None:
-        super().__init__(device)
         self._rule, self._rows, self._factor = rule, len(table.scalars), factor
         if factor is not None:  # sent once: the prologue writes the numbers before it
             table.scalars[:, rule.uniform_count] = factor.word
@@ -259,20 +301,14 @@ class DeviceStep(Transport):
         self.inputs = self._image[self._inputs_at : self._constants_at].reshape(self._rows, 2 + width)
         self.constants = self._image[self._constants_at : self._counters_at].view(np.float64).reshape(groups, width)
         self._image[self._counters_at :] = own.view(np.uint64)
-        self._memory = driver.DeviceMemory(max(1, total) * WORD, device)
-        self.address = self._memory.address
-        self._copies = StagedCopies(device, max(1, total) * WORD)
+        super().__init__(table, device, total - len(table.words))
         self._last = driver.Event(device)
         self._stream: int | None = None  # on which ``_last`` was recorded
-        self._stamp = -1
         self.changed, self.reads_hyperparameters, self.copies = True, False, 0
 
     def compile(self) -> None:
         """Compile (or load) the prologue now."""
         cuda.prologue_kernel(self._rule, self.device)
-
-    def kind(self, table: HostTable) -> str:
-        return table_type(0)
 
     def constant_at(self, group: int, scalar: int) -> int:
         """The address of one of :attr:`constants`."""
@@ -291,14 +327,13 @@ class DeviceStep(Transport):
             self._stamp, self.changed = table.stamp, False
         else:
             self.publish(table, stream)
-        return _Lent(self, table, stream, capturing)
+        return _LentBehindPrologue(self, table, stream, capturing)
 
     def is_told(self, table: HostTable) -> bool:
         """Whether nothing has changed since the last copy was queued."""
         return table.stamp == self._stamp and not self.changed
 
     def publish(self, table: HostTable, stream: int) -> bool:
-        """Queue a copy of what has changed on ``stream``, behind all launches so far; return whether anything had."""
         if self.is_told(table):
             return False
         if self._stream is not None and self._stream != stream:
@@ -327,25 +362,21 @@ class DeviceStep(Transport):
         self._stream = stream
 
 
-class _Lent(Lent):
+class _LentBehindPrologue(_Lent):
     """The arguments of launches behind one run of the prologue."""
 
-    kind = table_type(0)
-
     def __init__(self, step: DeviceStep, table: HostTable, stream: int, capturing: bool) -> None:
-        self._step, self._table, self._stream, self._capturing = step, table, stream, capturing
-        self.address, self._prologue_ran = step.address, False
+        super().__init__(step, table)
+        self._step, self._stream, self._capturing, self._prologue_ran = step, stream, capturing, False
 
-    def parts(self, span: Span | None = None) -> Iterator[tuple[Argument, int]]:
-        """Yield the argument of each launch; the first one finds the prologue queued before it."""
-        first, last = span or (0, len(self._table.chunk_words))
-        argument = argument_at(self.address, self._table, (first, last))
+    def parts(self, span: Span | None = None) -> Iterable[tuple[Argument, int]]:
+        """Return the argument of each launch; before the first one the prologue is queued."""
+        found = super().parts(span)
         if not self._prologue_ran:  # last, for it counts the step: what fails before has changed nothing
             kernel, numbers, rows = self._step.prologue(self._table)
             kernel(numbers, rows, cuda.Stream(self._stream))
             self._prologue_ran = True
-        if first < last:
-            yield argument, last - first
+        return found
 
     def __exit__(self, *_: object) -> None:
         if not self._capturing:

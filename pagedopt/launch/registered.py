@@ -7,7 +7,7 @@ refuse it.  It is defined when ``torch.compile`` first needs it: ``import pagedo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,43 +21,6 @@ LIBRARY = torch.library.Library("pagedopt", "FRAGMENT")
 UNSAFE_IN_CUDA_GRAPHS: tuple[torch.Tag, ...] = tuple(
     tag for tag in [getattr(torch.Tag, "cudagraph_unsafe", None)] if tag is not None
 )
-
-
-def define(
-    name: str,
-    arguments: str,
-    run: Callable[..., None],
-    fake: Callable[..., None],
-    tags: tuple[torch.Tag, ...] = (),
-) -> Any:
-    """Define an operator without a result, for all devices, and return it.
-
-    ``torch.library.custom_op`` would do the same in 3 lines for 11, and a call takes 3 to 5 times as long
-    (notes/custom_op.md).
-
-    Args:
-        name: of the operator in the library.
-        arguments: its arguments, as a schema has them: what it writes is annotated there, as ``Tensor(a!)[] written``.
-        run: does it, and raises the version counters of what it writes.
-        fake: what is known without values: it checks shapes, and writes nothing.
-        tags: of the operator.
-
-    Returns:
-        the overload, to be called with the arguments.
-
-    Raises:
-        RuntimeError: the library has an operator of this name.
-
-    Example:
-        >>> double = define("double_", "Tensor(a!) x", lambda x: x.mul_(2), lambda x: None)
-        >>> double(torch.ones(3))
-
-    Source: https://docs.pytorch.org/docs/stable/library.html
-    """
-    LIBRARY.define(f"{name}({arguments}) -> ()", tags=tags)
-    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"pagedopt::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.pagedopt, name).default
 
 
 #: Stands behind the name of a rule whose results go into lists of their own.
@@ -112,10 +75,12 @@ def _fake(written: list[torch.Tensor], read: list[torch.Tensor], rule: str, scal
 #: writes, one behind the other, the lists that it only reads, the name ``rule.registered``, and its hyperparameters as
 #: float64 on the CPU.  ValueError for what does not fit the rule, or a rule that is not in this process.  No CUDA graph
 #: of a compiler may hold it: the host reads the hyperparameters in each call.
-multi_tensor_apply_ = define(
-    "multi_tensor_apply_",
-    "Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars",
-    _run,
-    _fake,
-    UNSAFE_IN_CUDA_GRAPHS,
+#: ``torch.library.custom_op`` would define it in fewer lines, and a call takes 3 to 5 times as long
+#: (notes/custom_op.md).
+LIBRARY.define(
+    "multi_tensor_apply_(Tensor(a!)[] written, Tensor[] read, str rule, Tensor scalars) -> ()",
+    tags=UNSAFE_IN_CUDA_GRAPHS,
 )
+LIBRARY.impl("multi_tensor_apply_", _run, "CompositeExplicitAutograd")
+torch.library.register_fake("pagedopt::multi_tensor_apply_", _fake, lib=LIBRARY)
+multi_tensor_apply_: Any = torch.ops.pagedopt.multi_tensor_apply_.default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -118,7 +119,10 @@ def factor_of(optimizer: RuleOptimizer, owned: bool = False) -> StepFactor | Non
     """
     if not optimizer.multiplies_gradients:
         return None
-    return StepFactor(optimizer, {} if owned else optimizer.factors, owned)
+    known: Factors = {} if owned else optimizer.factors
+    if owned and optimizer.skip_nonfinite:
+        optimizer.factors_of_graphs.append(known)
+    return StepFactor(optimizer, known, owned)
 
 
 class StepFactor:
@@ -132,6 +136,7 @@ class StepFactor:
 
     def __init__(self, optimizer: RuleOptimizer, known: Factors, owned: bool = False) -> None:
         self._known, self._max_norm, self._owned = known, optimizer.max_grad_norm, owned
+        self._skips = optimizer.skip_nonfinite
         #: The factor on each device of the plan.
         self.factors: Factors = {}
         self._devices: list[Gradients] = []
@@ -144,7 +149,7 @@ class StepFactor:
     def on(self, device: torch.device) -> Factor:
         """Return the factor on a device."""
         if device not in self._known:
-            self._known[device] = factor_on(device, self._max_norm)
+            self._known[device] = factor_on(device, self._max_norm, self._skips)
         self.factors[device] = self._known[device]
         return self._known[device]
 
@@ -254,17 +259,22 @@ class FactorUpdate(NamedTuple):
         """Compute it on the current stream, and return the work that the host does not leave out.
 
         Where a gradient is infinite the device leaves out what it counts itself.  What the host counts (on a CPU; on a
-        GPU only numbers that no device can count) is left out here, which waits for ``found_inf``.
+        GPU step counts that are on the CPU) is left out here, which waits for the device.
         """
         self.factor.compute(self.scaling, self.max_norm)
         if self.max_norm is not None:
             optimizer.clipped_by = self.factor.factors
-        if (found_inf := self.scaling.found_inf) is None:
-            return work
         counted = [isinstance(each.launch.numbers, HostNumbers) for each in work]
-        if not any(counted) or not float(found_inf):
+        if not any(counted) or not self._leaves_out(optimizer):
             return work
         return tuple([each for each, on_host in zip(work, counted, strict=True) if not on_host])
+
+    def _leaves_out(self, optimizer: RuleOptimizer) -> bool:
+        """Return whether this is a step to leave out, which the device knows."""
+        if self.scaling.found_inf is not None and float(self.scaling.found_inf):
+            return True
+        norm = optimizer.grad_norm if optimizer.skip_nonfinite else None
+        return norm is not None and not math.isfinite(norm)
 
 
 class _Place(NamedTuple):

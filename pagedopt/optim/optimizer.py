@@ -6,8 +6,6 @@ import contextlib
 import functools
 import logging
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
@@ -19,12 +17,13 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system import virtual
+from ..rules import Rule
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.warn import StateLost, log, outside
-from . import masters
-from .capture import CapturedStep, alive, capture
+from ..system.warn import StateLost, log
+from . import masters, second
+from .averaged import Shown
+from .capture import Captures
 from .class_checks import (
     check_defaults,
     check_group,
@@ -40,7 +39,7 @@ from .clip import SCALING, note_scaling
 from .columns import decoded
 from .gather import refuse
 from .load import bring_home, duplicate, into_pages, load
-from .options import Options, complete, documented, drop_formats, rename_rounding
+from .options import Options, checked_after, complete, documented, drop_formats, rename_rounding
 from .overlap import everyone
 from .overlap.everyone import wait_for_others
 from .overlap.hooks import known
@@ -55,14 +54,6 @@ from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]
-_MESSAGE = (
-    "This instance was constructed with capturable=True or some of all the param_groups came with capturable=True, but "
-    "step() is running without CUDA graph capture. If you never intend to graph-capture this instance, capturable=True "
-    "can impair performance, and you should set capturable=False."
-)
-_ADVICE = "Call refresh() before the next replay, or capture again"
-
-
 #: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
 MIDWAY = {"_step", "wait", "memory_report"}
 Own = TypeVar("Own", bound="PagedOptimizer")
@@ -133,8 +124,7 @@ class PagedOptimizer(RuleOptimizer):
     _quick: QuickSteps
     _overlap: Overlap | None = None
     _within: Within | None = None
-    _captures: list[weakref.ref[CapturedStep]]
-    _warned_capturable_if_run_uncaptured = False
+    _captures: Captures
 
     @opaque  # torch.compile would lose attributes that are set in a traced frame with a graph break
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
@@ -150,6 +140,7 @@ class PagedOptimizer(RuleOptimizer):
 
     def _configure(self, options: Options, restored: bool = False) -> None:
         """Set what options say; those of a pickle (``restored``) may have a budget that is refused today."""
+        self.after = checked_after(options)
         name, rules = type(self).__name__, self.known_rules()
         check_rules(name, rules)
         self._states = frozenset(name for rule in rules for name in rule.inputs[2:])
@@ -162,8 +153,9 @@ class PagedOptimizer(RuleOptimizer):
         if not restored:
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
-        self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
+        self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), Captures(), None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
+        self.factors_of_graphs, self.skip_nonfinite = [], chosen["skip_nonfinite"]
         vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
         self._of_params = chosen["param_format"], chosen["param_rounding"]
         self._has_masters = self.param_format is not None
@@ -215,11 +207,11 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self._overlap is not None:
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
-        if self.damaged:
-            self._check_whole()
+        if self.damaged or self.shown:
+            check_whole(self)
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
-        if self._captured():
+        if self._captures.take(self):
             return
         if self._has_masters:
             masters.look_for_writes(self)
@@ -245,7 +237,9 @@ class PagedOptimizer(RuleOptimizer):
     def _take_quick_step(self) -> bool:
         """Take the step in one compiled call, and return True; or return False, if it is not one that can be."""
         with self._lock.now:
-            others = self.damaged or self._captures or everyone.with_queued or self._overlap or self._within
+            others = (
+                self.damaged or self.shown or self._captures or everyone.with_queued or self._overlap or self._within
+            )
             scaled_first = not self.scaled and not vars(self).keys().isdisjoint(SCALING)
             if others or scaled_first:
                 return False
@@ -305,6 +299,8 @@ class PagedOptimizer(RuleOptimizer):
             check_group_keys(name, param_group, read, self._made_with)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        if self.after is not None:
+            group.setdefault("ema_decay", self.after.decay)
         try:
             refuse(self, group, self._states)
             for device in {p.device for p in group["params"]}:
@@ -319,6 +315,20 @@ class PagedOptimizer(RuleOptimizer):
         except BaseException:  # a warning, too, may be an error
             self.param_groups.pop()
             raise
+
+    @locked
+    def apply(self, rule: Rule, group: Group) -> None:
+        """Apply a rule to the parameters of a group that have state, and to their state, in one launch per dtype.
+
+        Args:
+            rule: its inputs are the parameter, then states by name; hyperparameters are the group's.
+            group: one of ``param_groups``.
+
+        Raises:
+            ValueError: a parameter has no state of that name, or not as plain numbers.
+            KeyError, TypeError: the group lacks a hyperparameter, or it is no number.
+        """
+        second.apply(self, rule, group)
 
     def __repr__(self) -> str:
         text = super().__repr__()
@@ -337,7 +347,7 @@ class PagedOptimizer(RuleOptimizer):
 
         Example:
             >>> with optimizer.guard():
-            ...     loss = model(batch)
+            ...     loss = model(batch).mean()
             ...     loss.backward()
         """
         try:
@@ -350,7 +360,7 @@ class PagedOptimizer(RuleOptimizer):
     @contextlib.contextmanager
     def _moving(self, why: str) -> Iterator[None]:
         """A ``with`` block in which pages may move.  Moves are logged, with the reason ``why``."""
-        self._refuse_moves(why)
+        self._captures.refuse_moves(why)
         before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
         places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
@@ -377,7 +387,7 @@ class PagedOptimizer(RuleOptimizer):
                 :meth:`step` has not ended.  Loads, copies, moves and new groups raise it, too.
         """
         self._tell_misuse()
-        self._check_whole()
+        check_whole(self)
         with self._changing(drop_formats):
             return super().state_dict()
 
@@ -427,15 +437,57 @@ class PagedOptimizer(RuleOptimizer):
             ValueError: groups, parameters, shapes or names differ, or double precision would be rounded to float32
                 without a ``state_format`` that asks for it; the optimizer is unchanged.
             MemoryError, torch.OutOfMemoryError: there is no room for the state; the optimizer is unchanged.
-            RuntimeError: the process was forked from the one that made state in a file.
+            RuntimeError: the process was forked from the one that made state in a file; this is within
+                :meth:`averaged`.
         """
         self.store.check_owner()
         check_is_dict(state_dict)
+        if self.shown:
+            check_whole(self)
         load(self, self.store, state_dict, super().load_state_dict)
         if self._overlap is not None:
             self._overlap.misuse = ""  # the step it was done to is gone
         self.preallocated = {p: entry for p, entry in self.preallocated.items() if p not in self.state}
         self.versions = None  # parameters are loaded, too
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """A ``with`` block in which each parameter has the value of its average; see :func:`pagedopt.ema`.
+
+        They change places in one sweep, without other memory, and back at the end of the block, also behind an
+        exception.  A parameter of 16 bits, which would round its average, is copied for the time.  One that was never
+        updated stays.  Save the model within the block, the optimizer outside: to step, save, load or copy it, or to
+        enter another block, raises RuntimeError.
+
+        Raises:
+            RuntimeError: the optimizer has no ``after=pagedopt.ema(decay)``, or is damaged.
+            OSError, MemoryError, torch.OutOfMemoryError: as of a step.  At the end of the block the optimizer is then
+                damaged; load model and optimizer.
+
+        Example:
+            >>> with optimizer.averaged():
+            ...     torch.save(model.state_dict(), "average.pt")
+        """
+        self._averaged()
+        try:
+            yield
+        finally:
+            self._averaged(end=True)
+
+    @locked
+    def _averaged(self, end: bool = False) -> None:
+        if not end:
+            if self.after is None:
+                raise RuntimeError("there is no average: make the optimizer with after=pagedopt.ema(decay)")
+            check_whole(self)
+            self.shown = Shown(self)
+            return
+        shown, self.shown = self.shown, None
+        try:
+            shown.end(self)
+        except BaseException as error:
+            self.damaged = self.damaged or f"averaged() failed at its end ({type(error).__name__}: {error})"
+            raise
 
     @locked
     def master(self, p: torch.Tensor) -> torch.Tensor:
@@ -509,18 +561,13 @@ class PagedOptimizer(RuleOptimizer):
         """
         masters.reset_master(self, p)
 
-    @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
-    def _check_whole(self) -> None:
-        """Raise RuntimeError if state is damaged."""
-        check_whole(self)
-
     @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
         return duplicate(self, memo)
 
     @locked
     def __getstate__(self) -> dict[str, Any]:
-        self._check_whole()
+        check_whole(self)
         now: Any = {name: getattr(self, name) for name in (*_SETTABLE, "max_grad_norm")}
         options: Options = {**self._made_with, **now, "device_budget": self.store.budget.said}
         return {**super().__getstate__(), "_options": options}
@@ -560,7 +607,7 @@ class PagedOptimizer(RuleOptimizer):
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
         budget.check_unit()
-        self._refuse_moves(f"set_device_budget({device_budget!r})")
+        self._captures.refuse_moves(f"set_device_budget({device_budget!r})")
         self.store.check_budget(budget, state)
         self._plan = None
         self.store.forget(state)
@@ -695,9 +742,9 @@ class PagedOptimizer(RuleOptimizer):
             under = "forward" if self._within is None else "backward"
             raise ValueError(f"this optimizer is attached with overlap={under!r}; detach() it before")
         if overlap == "backward":
-            self._refuse_moves("attach(overlap='backward')")
+            self._captures.refuse_moves("attach(overlap='backward')")
             with Uninterrupted(gives_way=True):
-                self._within = Within(self, model)
+                self._within, self.unclippable = Within(self, model), UNCLIPPABLE
             return
         overlap_of_all = self._overlap or Overlap(self)
         overlap_of_all.attach(model)
@@ -706,7 +753,7 @@ class PagedOptimizer(RuleOptimizer):
     @locked
     def detach(self) -> None:
         """Undo :meth:`attach`, of all models."""
-        within, self._within = self._within, None
+        within, self._within, self.unclippable = self._within, None, ""
         if within is not None:
             within.detach()
         overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
@@ -786,10 +833,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._overlap is not None:
             self._overlap.tell_misuse()
 
-    @property
-    def unclippable(self) -> str:
-        return "" if self._within is None else UNCLIPPABLE
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
         if not set_to_none:  # else a queued step keeps the gradients
@@ -817,11 +860,7 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.refresh()
             >>> graph.replay()
         """
-        steps = self._alive()
-        if not steps:
-            raise RuntimeError(f"no captured step of this {type(self).__name__} is alive: there is nothing to refresh")
-        for step in steps:
-            step.refresh(self)
+        self._captures.refresh(self)
 
     @locked
     def check_capture(self) -> None:
@@ -830,54 +869,7 @@ class PagedOptimizer(RuleOptimizer):
         Raises:
             RuntimeError: something has changed since the capture, or the last :meth:`refresh`; the message names it.
         """
-        if found := self._changes():
-            raise RuntimeError(f"since the step was captured {'; '.join(found)}. {_ADVICE}")
-
-    def _alive(self) -> list[CapturedStep]:
-        steps = list(alive(self._captures))
-        self._captures = [weakref.ref(step) for step in steps]
-        return steps
-
-    def _changes(self) -> list[str]:
-        return [text for step in self._alive() for text in step.changes(self)]
-
-    def _captured(self) -> bool:
-        """Capture the step if the current stream is being captured into a graph, and return whether it is."""
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            if self._captures:
-                self._tell_of_captures()
-            if virtual.dead:
-                virtual.free_dead()
-            if "capturable" in self.defaults and not self._warned_capturable_if_run_uncaptured:
-                self._warn_if_capturable()
-            return False
-        if not all(group.get("capturable", True) for group in self.param_groups):
-            raise RuntimeError(
-                f"Attempting CUDA graph capture of step() for an instance of {type(self).__name__} but param_groups' "
-                "capturable is False."
-            )
-        self._captures.append(weakref.ref(capture(self)))
-        return True
-
-    def _tell_of_captures(self) -> None:
-        """Warn, in an eager step, of changes that captured steps do not know."""
-        if found := self._changes():
-            text = f"since a captured step was recorded, {'; '.join(found)}. {_ADVICE}"
-            warnings.warn(text, RuntimeWarning, stacklevel=outside())
-
-    def _warn_if_capturable(self) -> None:
-        """Warn once, as torch does, that a capturable step runs eagerly."""
-        groups: list[dict[str, Any]] = self.param_groups
-        if all(group.get("capturable") for group in groups) and torch.cuda.is_available():
-            self._warned_capturable_if_run_uncaptured = True
-            warnings.warn(_MESSAGE, stacklevel=outside())
-
-    def _refuse_moves(self, what: str) -> None:
-        """Raise RuntimeError if a captured step is alive, whose graph updates state where it lies now."""
-        if self._captures and self._alive():
-            raise RuntimeError(
-                f"{what} would move state that a captured step updates at its present address: delete the graph first"
-            )
+        self._captures.check(self)
 
 
 #: As it is defined here.

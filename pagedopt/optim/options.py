@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
+import torch
+
 from ..common.names import near
 from ..formats.choice import Rounding
 from ..formats.floating import StateFormat, check_format
@@ -17,8 +19,10 @@ from ..paging.budget import Given
 from ..placements.choose import HostAccess, Placement
 from ..system.warn import warn_once
 from ..transports.choose import DEFAULT, TransportOption, check_transport
+from .average import Ema
 from .foreign_options import OPTIONS, hint
 from .rule_optimizer import Group, RuleOptimizer, checked_max_norm
+from .scalars import tuple_of_betas
 
 
 @dataclass(frozen=True)
@@ -188,6 +192,26 @@ TABLE = {
         },
         "None, or a number above 0",
     ),
+    "skip_nonfinite": Option(
+        "whether a step is left out if the norm of its gradients is infinite or NaN; it needs `max_grad_norm`",
+        False,
+        {
+            "False": "it makes parameters NaN, as in torch",
+            "True": "it changes no parameter, state or step count; `optimizer.skipped` counts such steps. Where step "
+            "counts are on the device (`fused`, `capturable`) nothing waits, otherwise the host, for the norm",
+        },
+    ),
+    "after": Option(
+        "what a step does behind each update, in the same sweep",
+        None,
+        {
+            "None": "nothing",
+            "pagedopt.ema(0.999)": "an exponential moving average of the weights: state `param_ema`, in float32 unless "
+            "`state_format` names it. `with optimizer.averaged():` shows it. A group's `ema_decay` is the decay. Steps "
+            "are counted. Refused with a `param_format`",
+        },
+        "None, or what `pagedopt.ema(decay)` returns",
+    ),
     "preallocate": Option(
         "when state is made",
         False,
@@ -218,6 +242,8 @@ class Options(TypedDict, total=False):
     blocks: int | None
     transport: TransportOption
     max_grad_norm: float | None
+    skip_nonfinite: bool
+    after: Ema | None
     preallocate: bool
 
 
@@ -259,6 +285,30 @@ def check_hyperparameters(**given: Any) -> None:
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
 
 
+def checked(like: tuple[float, ...], **given: Any) -> dict[str, Any]:
+    """Return the hyperparameters of a class that torch does not have.
+
+    Args:
+        like: the default of ``betas``.
+
+    Raises:
+        TypeError: one is a text or None.
+        ValueError: one is negative or has several elements; ``betas`` are too many or few, or not below 1.
+    """
+    betas = given["betas"] = tuple_of_betas(given["betas"])
+    check_hyperparameters(**given)
+    if len(betas) != len(like):
+        raise ValueError(f"betas is {betas}; give {'two' if len(like) == 2 else 'three'} numbers, as betas={like}")
+    numbers = {name: value for name, value in given.items() if name != "betas"}
+    for name, value in {**numbers, **{f"betas[{i}]": beta for i, beta in enumerate(betas)}}.items():
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")
+    if not (all(value >= 0 for value in numbers.values()) and all(0 <= beta < 1 for beta in betas)):
+        said = ", ".join(f"{name}={value}" for name, value in given.items())
+        raise ValueError(f"{said}: none is negative, betas are below 1")
+    return given
+
+
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:
     """Return ``options`` of class ``kind``, completed with defaults.  The store checks placement, budget and access.
 
@@ -279,10 +329,29 @@ def complete(options: Options, kind: type, states: Collection[str] | None) -> Op
     blocks = chosen["blocks"]
     if blocks is not None and (isinstance(blocks, bool) or not isinstance(blocks, int) or blocks < 1):
         raise ValueError(f"blocks is {blocks!r}; it must be a number of thread blocks from 1 on, or None")
-    checked_max_norm(chosen["max_grad_norm"])
-    if not isinstance(chosen["preallocate"], bool):
-        raise TypeError(f"preallocate is {chosen['preallocate']!r}; it must be True or False")
+    for name in ("skip_nonfinite", "preallocate"):
+        if not isinstance(chosen[name], bool):
+            raise TypeError(f"{name} is {chosen[name]!r}; it must be True or False")
+    checked_max_norm(chosen["max_grad_norm"], chosen["skip_nonfinite"])
     return chosen
+
+
+def checked_after(options: Options) -> Ema | None:
+    """Return the option ``after``.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: there is a ``param_format``, too.
+    """
+    after, form = options.get("after"), options.get("param_format")
+    if after is not None and not isinstance(after, Ema):
+        raise TypeError(f"after is {after!r}; give pagedopt.ema(decay), or None")
+    if after is not None and form is not None:
+        raise ValueError(
+            f"after=pagedopt.ema({after.decay}) averages parameters as they are stored, and param_format={form!r} "
+            "stores them in two parts: leave one of them out"
+        )
+    return after
 
 
 #: The most that a seed may be: kernels get it beside a step count of 32 bits, in a double.
@@ -336,7 +405,7 @@ def keep_own(group: Group, old: Group) -> None:
     if "state_format" in old:
         group["state_format"] = old["state_format"]
     rename_rounding(group, warn=False)
-    for name in ("seed", "rounding"):
+    for name in ("seed", "rounding", "ema_decay"):
         if name in old:
             group.setdefault(name, old[name])
 

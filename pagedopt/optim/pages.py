@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from ..paging.policy import Move, schedule
 from ..paging.visits import Action, Mover, Span, passes, plan
 from ..placements.arena import Arena
 from ..placements.movers import NodeMover, Ring, Slots, Staged, slot_offset
-from ..placements.store import Graphs, Store, find
+from ..placements.store import Store, find
 from ..system import graphs, internals
 from ..system.driver import CudaError, Event
 from ..system.graphs import BuiltGraph, Nodes
@@ -33,6 +33,8 @@ from ..transports.transport import argument_at
 CHUNK = 65536
 #: A graph moves all pages: if it moved a larger share of them in vain, the step goes call by call.
 MOST_IN_VAIN = 0.1
+#: Steps after which the driver is asked again for a graph that it has refused.
+RETRY = 256
 
 #: Moves of pages, each with the (first, last) of its rows or chunks.
 Visits = tuple[tuple[Move, Span], ...]
@@ -47,7 +49,6 @@ class Route:
     Attributes:
         at_hand: number of rows in the first launch.
         moves: the visit of each page, and (first, last) of its rows.
-        graphs: makes a graph of the plan, once steps repeat; None until one is asked for.
     """
 
     store: Store
@@ -55,7 +56,8 @@ class Route:
     rows: Rows
     at_hand: int
     moves: Visits
-    graphs: RouteGraphs | None = field(default=None, init=False)
+    _graphs: dict[bool, StagedGraph] = field(default_factory=dict, init=False)  # with fences, or without
+    _equal: int | None = field(default=None, init=False)  # steps that could have been graphs; None: so far none
     _planned: tuple[HostTable, tuple[int, ...]] | None = field(default=None, init=False)
     _plan: tuple[Action, ...] = field(default=(), init=False)
     _launched: list[Span] = field(default_factory=list, init=False)
@@ -144,17 +146,30 @@ class Route:
             sweep, arenas, kernel: see :meth:`launch`.
             fenced: whether the graph has :attr:`StagedGraph.fences`.
         """
-        if not self._may_be_a_graph(sweep, arenas):
+        if not (self.can_be_nodes(arenas) and sweep.transport.may_be_copied):
             return None
-        if self.graphs is None:  # made here: a capture makes a route, too
-            self.graphs = RouteGraphs(self.store.graphs)
-
-        def plan() -> tuple[tuple[Action, ...], frozenset[int]]:
+        if self._visiting < (1 - MOST_IN_VAIN) * len(self.moves):
+            return None
+        known, ring, graph = self.store.graphs, self.store.ring(self.device), self._graphs.get(fenced)
+        if self._equal is None or (graph is not None and not graph.fits(kernel, ring)):
+            self._graphs, self._equal, graph = {}, 0, None
+            known.lost()  # these, or those of routes before this one
+        if graph is None:
+            self._equal += 1
+            if not known.wanted or self._equal <= known.patience.wait:
+                return None
             launches = enumerate(self.params_by_launch(whole=True)) if fenced else ()
             last = {i: number for number, params in launches for i in params}
-            return self.whole_plan(sweep.table.host), frozenset(last.values())
-
-        return self.graphs.graph(sweep, kernel, arenas, self.store.ring(self.device), plan, fenced)
+            actions = self.whole_plan(sweep.table.host)
+            try:
+                graph = StagedGraph(sweep, actions, arenas, ring, kernel, {*last.values()})
+            except (CudaError, torch.OutOfMemoryError) as error:
+                self._refused(error)
+                return None
+            self._graphs[fenced] = graph
+            known.alive.add(graph)
+        known.patience.served += 1
+        return graph
 
     def launch_graph(self, sweep: Sweep, graph: StagedGraph) -> bool:
         """Launch what :meth:`graph` has returned; or launch nothing, as the driver refuses, and return False.
@@ -168,16 +183,14 @@ class Route:
         except (CudaError, torch.OutOfMemoryError) as error:
             if sweep.begun:
                 raise
-            assert self.graphs is not None, "the graph is one of them"
-            self.graphs.refused(error)
+            self._refused(error)
             return False
         return True
 
-    def _may_be_a_graph(self, sweep: Sweep, arenas: Sequence[Arena]) -> bool:
-        """Return whether a graph can be made, and would move nearly what the last plan moves."""
-        if not self.can_be_nodes(arenas) or not sweep.transport.may_be_copied:
-            return False
-        return self._visiting >= (1 - MOST_IN_VAIN) * len(self.moves)
+    def _refused(self, error: BaseException) -> None:
+        """Note that the driver has refused a graph: the next steps go call by call."""
+        log.warning("a step whose state passes through slots goes call by call, not as a graph: %s", str(error))
+        self._graphs, self._equal = {}, -RETRY
 
     def whole_plan(self, table: HostTable) -> tuple[Action, ...]:
         """Return the actions of a step that moves all pages, whether their parameters have gradients or not."""
@@ -327,7 +340,7 @@ def add_staged(
     actions: Sequence[Action],
     kernel: cuda.CudaKernel,
     table: HostTable,
-    at: DeviceStep | TableCopy,
+    at: TableCopy,
     fences: Sequence[Event | None] = (),
 ) -> int:
     """Add a staged plan to a graph; return the number of launches over rows.
@@ -409,7 +422,7 @@ class StagedGraph:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that it takes."""
-        return self._graph.nbytes + (self._at.nbytes if isinstance(self._at, TableCopy) else 0)
+        return self._graph.nbytes + (0 if isinstance(self._at, DeviceStep) else self._at.nbytes)
 
     def fits(self, kernel: cuda.CudaKernel, ring: Ring) -> bool:
         """Return whether kernel, slots and the sweep's table are those that it was built for."""
@@ -438,62 +451,3 @@ class StagedGraph:
                 ring.launched(stream, self._copied_bytes)
                 if isinstance(self._at, DeviceStep):
                     self._at.launched(stream)
-
-
-#: Actions, and numbers of launches.
-Plan = tuple[Sequence[Action], frozenset[int]]
-#: Steps after which the driver is asked again for a graph that it has refused.
-RETRY = 256
-
-
-class RouteGraphs:
-    """The graphs of one route: one with fences, for steps that are queued, and one without.
-
-    Args:
-        known: what the store of its pages knows of graphs.
-    """
-
-    def __init__(self, known: Graphs) -> None:
-        self._graphs: dict[bool, StagedGraph] = {}
-        self._equal, self._known = 0, known
-        known.lost()  # those of routes before this one
-
-    def graph(
-        self,
-        sweep: Sweep,
-        kernel: Any,
-        arenas: Sequence[Arena],
-        ring: Ring,
-        plan: Callable[[], Plan],
-        fenced: bool,
-    ) -> StagedGraph | None:
-        """Return a graph that is to be launched, or None: the step goes call by call.
-
-        Args:
-            sweep, kernel, arenas, ring: see :class:`StagedGraph`.
-            plan: returns the actions that move all pages, and the launches behind which there is to be an event.
-            fenced: whether there are events behind those.
-        """
-        graph = self._graphs.get(fenced)
-        if graph is not None and not graph.fits(kernel, ring):
-            self._graphs, self._equal, graph = {}, 0, None
-            self._known.lost()
-        if graph is None:
-            self._equal += 1
-            if not self._known.wanted or self._equal <= self._known.patience.wait:
-                return None
-            actions, done = plan()
-            try:
-                graph = StagedGraph(sweep, actions, arenas, ring, kernel, done)
-            except (CudaError, torch.OutOfMemoryError) as error:
-                self.refused(error)
-                return None
-            self._graphs[fenced] = graph
-            self._known.alive.add(graph)
-        self._known.patience.served += 1
-        return graph
-
-    def refused(self, error: BaseException) -> None:
-        """Note that the driver has refused a graph: the next steps go call by call."""
-        log.warning("a step whose state passes through slots goes call by call, not as a graph: %s", str(error))
-        self._graphs, self._equal = {}, -RETRY

@@ -31,7 +31,7 @@ def estimated(optimizer: RuleOptimizer, budget: Budget | str | None) -> Estimate
     """Estimate the optimizer with another budget, by assumed rates, the rule of its first group and its best way."""
     from ..planning.estimate import estimate  # here: a step without new state does not need it
 
-    rule = optimizer.rule_of(optimizer.param_groups[0])
+    rule = optimizer.update_of(optimizer.param_groups[0])
     return estimate(
         optimizer.param_groups, rule=rule, state_format=optimizer.state_format, param_format=optimizer.param_format,
         device_budget=budget,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..formats.choice import Choice, Rounding, State
-from ..formats.floating import StateFormat, check_squares, chosen_format, format_of, of_dtype
+from ..formats.floating import StateFormat, check_squares, chosen_format, default_format, format_of
 from ..formats.format import Format
 from ..formats.names import ParamFormat, ParamRounding
 from ..formats.sixteen import ParameterFormat, of_parameter
@@ -23,6 +23,7 @@ from ..placements.store import Store
 from ..rules import Rule
 from ..tables.tensors import local
 from ..transports.choose import TransportOption
+from .average import Ema
 from .scalars import Group, scalar_of
 
 #: As many elements as no parameter has.
@@ -67,7 +68,10 @@ class RuleOptimizer(torch.optim.Optimizer):
     first_use: Mapping[int, int] = MappingProxyType({})
     #: Where state lives.
     store: Store
+    #: Averages that are in the places of parameters; None: none are.
+    shown: Any = None
     #: See :class:`~pagedopt.optim.options.Options`.
+    after: Ema | None = None
     state_format: StateFormat
     rounding: Rounding
     seed: int
@@ -75,16 +79,22 @@ class RuleOptimizer(torch.optim.Optimizer):
     transport: TransportOption
     preallocate: bool
     _max_grad_norm: float | None = None
+    skip_nonfinite: bool = False
     #: Whether a ``GradScaler`` has scaled a step: from then on what is counted in steps is counted on the device.
     scaled: bool = False
     #: By what gradients are multiplied on each device; of captured steps their graphs own others.
     factors: dict[torch.device, Factor]
+    #: Those of graphs, if they leave out steps and count them.
+    factors_of_graphs: list[dict[torch.device, Factor]]
     #: Those of the last step that has clipped, or was captured.
     clipped_by: dict[torch.device, Factor]
     #: How parameters are stored, and how they are rounded: for good.
     _of_params: tuple[ParamFormat, ParamRounding] = (None, "nearest")
     #: Whether parameters may have lost something that is kept.
     _has_masters: bool = False
+    #: Why gradients cannot be clipped, for an error message; "" if they can.
+    unclippable: str = ""
+    _warned_capturable_if_run_uncaptured = False  # torch's name
     #: The record of the last step; None: the next one is prepared anew.
     _plan: Any = None
 
@@ -95,6 +105,13 @@ class RuleOptimizer(torch.optim.Optimizer):
         Every step calls it, so flags may change between steps.  ``step`` passes on its exceptions.
         """
         return self.rule
+
+    def update_of(self, group: Group) -> Rule:
+        """Return what a step does to a parameter of the group: :meth:`rule_of`, and what comes ``after`` it."""
+        return self._and_after(self.rule_of(group))
+
+    def _and_after(self, rule: Rule) -> Rule:
+        return rule if self.after is None else self.after.behind(rule, self.param_rounding == "stochastic")
 
     @property
     def param_format(self) -> ParamFormat:
@@ -108,8 +125,9 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether state has a step count: that of :attr:`has_step`, or one that formats of parameters draw by."""
-        return self.has_step or self.param_format is not None or self.param_rounding == "stochastic"
+        """Whether state has a step count: that of :attr:`has_step`, or one for formats or averages of parameters."""
+        needed = self.after is not None or self.param_format is not None or self.param_rounding == "stochastic"
+        return self.has_step or needed
 
     def form_of(self, p: torch.Tensor) -> ParameterFormat | None:
         """Return the format of a parameter; None: it is plain numbers.
@@ -125,11 +143,12 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def known_rules(self) -> tuple[Any, ...]:
         """Return all rules of the class; none if it chooses and leaves :attr:`rules` empty: then each step checks."""
-        return self.rules or (() if self.chooses() else (getattr(self, "rule", None),))
+        rules = self.rules or (() if self.chooses() else (getattr(self, "rule", None),))
+        return tuple(map(self._and_after, rules))  # type: ignore[arg-type]
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""
-        return self.rule_of(group).inputs[2:]
+        return self.update_of(group).inputs[2:]
 
     def state_format_of(self, group: Group) -> StateFormat:
         """Return the ``state_format`` of a group: its own, or the optimizer's."""
@@ -147,9 +166,10 @@ class RuleOptimizer(torch.optim.Optimizer):
         chosen, form = chosen_format(self.state_format_of(group), name), self.form_of(p)
         dtype = p.dtype if form is None else form.stands_for(p.dtype)
         if chosen is None:
-            return of_dtype(dtype, f"state {name!r}")
+            moment = next((r.moments[name] for r in self.known_rules() if name in r.moments), None)
+            return default_format(name, dtype, moment)
         state = self._state(name, p.numel(), group) if isinstance(chosen, Choice) else State(name, p.numel())
-        return format_of(chosen, state, dtype)
+        return format_of({name: chosen}, state, dtype)
 
     def check_squares(self, names: Container[str], p: torch.Tensor, group: Group, refuse: bool = True) -> None:
         """Check the format of squares among the states ``names`` of a parameter in ``group``.
@@ -159,7 +179,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         if (said := self.state_format_of(group)) is None:
             return
         states: dict[str, State] = {}
-        for rule in self.rules or (self.rule_of(group),):
+        for rule in self.known_rules() or (self.update_of(group),):
             for name in rule.inputs[2:]:
                 states.setdefault(name, State(name, p.numel(), rule.name, rule.moments.get(name)))
         for name, state in states.items():
@@ -174,7 +194,7 @@ class RuleOptimizer(torch.optim.Optimizer):
                 one.of(self._state(name, p.numel(), group, read=True))
 
     def _state(self, name: str, numel: int, group: Group, read: bool = False) -> State:
-        rule = self.rule_of(group)
+        rule = self.update_of(group)
         moment = next((r.moments[name] for r in (rule, *self.rules) if name in r.moments), None)
         decay = None if moment is None or moment.decay is None else scalar_of(rule, moment.decay, group)
         # A number on a device is not read in each step, which would wait for it.
@@ -206,22 +226,17 @@ class RuleOptimizer(torch.optim.Optimizer):
         multiply them, but it does not write them.
 
         Raises:
-            TypeError, ValueError: it is set to what is no number above 0, or None.
+            TypeError, ValueError: it is set to what is no number above 0, or None; to None with ``skip_nonfinite``.
             RuntimeError: it is set while steps are taken within backwards (``attach(model, overlap="backward")``).
         """
         return self._max_grad_norm
 
     @max_grad_norm.setter
     def max_grad_norm(self, value: float | None) -> None:
-        checked = checked_max_norm(value)
+        checked = checked_max_norm(value, self.skip_nonfinite)
         if checked is not None and self.unclippable:
             raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
         self._max_grad_norm = checked
-
-    @property
-    def unclippable(self) -> str:
-        """Why gradients cannot be clipped, for an error message; "" if they can."""
-        return ""
 
     @property
     def multiplies_gradients(self) -> bool:
@@ -245,6 +260,21 @@ class RuleOptimizer(torch.optim.Optimizer):
         """
         factor = next(iter(self.clipped_by.values()), None)
         return None if factor is None else factor.norm()
+
+    @property
+    def skipped(self) -> int:
+        """How many steps this object has left out because of ``skip_nonfinite``.  To ask waits for the device.
+
+        Example:
+            >>> optimizer = pagedopt.PagedAdamW(model.parameters(), fused=True, max_grad_norm=1.0, skip_nonfinite=True)
+            >>> for batch in batches:
+            ...     optimizer.zero_grad()
+            ...     model(batch).mean().backward()
+            ...     optimizer.step()
+            >>> print(optimizer.skipped, "steps left out")
+        """
+        counts = [[factor.skipped for factor in each.values()] for each in (self.factors, *self.factors_of_graphs)]
+        return sum(max(each, default=0) for each in counts)
 
 
 def occurrences(optimizer: RuleOptimizer) -> Iterator[tuple[int, Group, torch.Tensor]]:
@@ -274,13 +304,18 @@ def state_tensors(optimizer: RuleOptimizer) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def checked_max_norm(value: Any) -> float | None:
+def checked_max_norm(value: Any, skips: bool = False) -> float | None:
     """Return a norm to clip to as a float, or None.
 
     Raises:
         TypeError: it is no number.
-        ValueError: it is not above 0.
+        ValueError: it is not above 0; it is None, and ``skips`` says that steps are left out by their norm.
     """
+    if value is None and skips:
+        raise ValueError(
+            "max_grad_norm is None, and skip_nonfinite=True leaves out steps by their norm; give max_grad_norm a "
+            "number, or float('inf'), which clips nothing"
+        )
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
@@ -298,29 +333,42 @@ class whole:
     Args:
         optimizer: whose state is written.
         what: the block, for the text, as "a step".
-        begun: whether part of the state is new already; asked if the block fails.
+        asked: whether part of the state is new already, as :attr:`begun`; asked if the block fails.
+
+    Attributes:
+        begun: whether :meth:`begin` was called.
     """
 
-    __slots__ = ("_before", "_begun", "_optimizer", "_what")
+    __slots__ = ("_asked", "_before", "_optimizer", "_what", "begun")
 
-    def __init__(self, optimizer: RuleOptimizer, what: str, begun: Callable[[], bool]) -> None:
-        self._optimizer, self._what, self._begun = optimizer, what, begun
+    def __init__(self, optimizer: RuleOptimizer, what: str, asked: Callable[[], bool] = bool) -> None:
+        self._optimizer, self._what, self._asked, self.begun = optimizer, what, asked, False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> whole:
         self._before = self._optimizer.damaged
         self._optimizer.damaged = f"{self._what} ended in the middle"
+        return self
+
+    def begin(self) -> None:
+        """Note that part of the state is new from now on."""
+        self.begun = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._begun():
+        if error is not None and (self.begun or self._asked()):
             self._optimizer.damaged = f"{self._what} failed in the middle ({type(error).__name__}: {error})"
         else:
             self._optimizer.damaged = self._before
 
 
 def check_whole(optimizer: RuleOptimizer) -> None:
-    """Raise RuntimeError if state is damaged."""
+    """Raise RuntimeError if state is damaged, or averages are in the places of parameters."""
+    if optimizer.shown is not None:
+        raise RuntimeError(
+            "within averaged() parameters are their averages, and state has the parameters: leave the block before you "
+            "step, save or load the optimizer, copy it, or enter another"
+        )
     if optimizer.damaged:
         raise RuntimeError(
             f"the state of this {type(optimizer).__name__} is damaged: {optimizer.damaged}. Some of it is of a "

@@ -121,7 +121,7 @@ class Seen:
     def same_rules(self, optimizer: RuleOptimizer) -> bool:
         """Return whether groups ask for the same rules and formats."""
         groups = optimizer.param_groups
-        if (*map(optimizer.rule_of, groups),) != self._rules:
+        if (*map(optimizer.update_of, groups),) != self._rules:
             return False
         # Where no format was or is asked for, nothing is called.
         if optimizer.state_format is None and not self._asked and not any(map(_format, groups)):

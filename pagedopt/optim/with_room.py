@@ -98,7 +98,7 @@ def run_with_room(
     Example:
         >>> def forward_backward():
         ...     optimizer.zero_grad()
-        ...     loss = model(batch)
+        ...     loss = model(batch).mean()
         ...     loss.backward()
         ...     return loss.detach()
         >>> loss = run_with_room(optimizer, forward_backward)

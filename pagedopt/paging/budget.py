@@ -151,5 +151,3 @@ def _bytes(said: Given) -> int:
 
 #: All state stays, or none.
 ALL, NOTHING = Budget(), Budget(0)
-
-__all__ = ["ALL", "NOTHING", "Budget", "Given"]

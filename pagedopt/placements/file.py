@@ -1,19 +1,24 @@
-"""The placement ``file``, for parameters on a CPU: resident pages are in memory, the others in a file."""
+"""The placement ``file``, for parameters on a CPU: resident pages are in memory; a thread reads the others."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Sequence
-from typing import cast
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import NoReturn
 
 import torch
 
 from ..paging.pages import Layout
+from ..paging.policy import Move
 from ..paging.visits import Mover
 from ..system.host import check_disk, check_host, resident_bytes
 from ..system.interrupts import Uninterrupted
 from ..system.state_file import StateFile, state_folder
 from .arena import Arena
-from .movers import FileMover, Ring
+from .movers import Ring
 
 
 class FileArena(Arena):
@@ -100,7 +105,7 @@ class FileArena(Arena):
 
     def mover(self, arenas: Sequence[Arena], ring: Callable[[torch.device], Ring]) -> Mover:
         """Return the mover of pages from and to the file; no ring is needed."""
-        return FileMover(cast(Sequence[FileArena], arenas))
+        return FileMover(arenas)  # type: ignore[arg-type]  # all are of this class
 
     def fetch(self, page: int) -> None:
         """Begin to read a page that is away."""
@@ -116,10 +121,7 @@ class FileArena(Arena):
         self._file.drop(self._stretches(page))
 
     def measured(self) -> dict[str, int]:
-        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both.
-
-        Optimizers beyond the sixteenth share files, and a file's bytes are divided among them by their sizes.
-        """
+        """Return bytes in memory, and bytes that the file takes on its disk; a page in use counts in both."""
         if not self.layout.nbytes:
             return self.planned()
         here = resident_bytes(self._file.address, self.layout.nbytes)
@@ -137,3 +139,86 @@ class FileArena(Arena):
 
     def _stretches(self, page: int) -> list[tuple[int, int]]:
         return self.layout.stretches(page, page + 1)
+
+
+_Task = tuple[Future[None], Callable[[int], None], int]
+
+
+def _serve(tasks: SimpleQueue[_Task | None]) -> None:
+    """Carry out tasks until there is None."""
+    while (task := tasks.get()) is not None:
+        future, act, page = task
+        try:
+            act(page)
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+
+class FileMover:
+    """Reads and writes pages of a file on a thread of its own, in the order of the calls.
+
+    So a slot is emptied before it is filled again, and memory holds at most as many visiting pages as there are slots.
+
+    No ``ThreadPoolExecutor``: all of them share a lock, which a finalizer must not wait for.  The garbage collector may
+    run in the middle of any pool's ``submit()``, and carry out the queued step of an optimizer that has died.
+    """
+
+    def __init__(self, arenas: Sequence[FileArena]) -> None:
+        self._arenas = arenas
+
+    def begin(self) -> None:
+        """Start the thread."""
+        self._owner = os.getpid()
+        self._fetches: dict[int, Future[None]] = {}  # by slot
+        self._evictions: list[Future[None]] = []
+        self._visited: set[int] = set()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="pagedopt-file", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt: nobody will call finish()
+            self._tasks.put(None)
+            raise
+
+    def fetch(self, move: Move) -> None:
+        """Read a page ahead, after the evictions so far."""
+        self._visited.add(move.arena)
+        read = Future[None]()
+        self._tasks.put((read, self._arenas[move.arena].fetch, move.page))
+        self._fetches[move.slot] = read
+
+    def arrive(self, move: Move) -> None:
+        """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
+        if os.getpid() != self._owner:
+            self._refuse()
+        self._fetches.pop(move.slot).result()
+
+    def evict(self, move: Move) -> None:
+        """Write a page back and drop it, in the background."""
+        written = Future[None]()
+        self._tasks.put((written, self._arenas[move.arena].evict, move.page))
+        self._evictions.append(written)  # not before: an interrupt between would leave finish() waiting for ever
+
+    def finish(self) -> None:
+        """Wait for the disk, and drop what the operating system has read ahead around the pages.
+
+        Raises:
+            MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
+            RuntimeError: this process was forked in the middle of the step.
+        """
+        if os.getpid() != self._owner:
+            self._refuse()
+        self._tasks.put(None)
+        self._thread.join()
+        for eviction in self._evictions:
+            eviction.result()
+        for number in self._visited:
+            self._arenas[number].drop()
+
+    def _refuse(self) -> NoReturn:
+        """A forked process would wait for a thread that only its parent has."""
+        raise RuntimeError(
+            "this process was forked in the middle of a step of its parent, which ends it; fork before the backward"
+        )

@@ -1,15 +1,12 @@
-"""How pages visit: copied through a ring of device slots on streams of its own, or read from a file by a thread."""
+"""How pages visit a GPU: copied through a ring of device slots on streams of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -30,19 +27,6 @@ class Staged(Protocol):
 
     layout: Layout
     tensor: torch.Tensor
-
-
-class Filed(Protocol):
-    """An arena as :class:`FileMover` needs it (:class:`~pagedopt.placements.file.FileArena`)."""
-
-    def fetch(self, page: int) -> None:
-        """Begin to read a page."""
-
-    def evict(self, page: int) -> None:
-        """Write a page back and drop it; wait for the disk."""
-
-    def drop(self) -> None:
-        """Drop pages that are in memory but not resident."""
 
 
 class Slots(Protocol):
@@ -322,89 +306,6 @@ class NodeMover:
             behind = (self._nodes.copy(copy, tuple(dict.fromkeys(behind))),)
             self.copied_bytes[not to_device] += copy.ranges * copy.nbytes
         return behind
-
-
-_Task = tuple[Future[None], Callable[[int], None], int]
-
-
-def _serve(tasks: SimpleQueue[_Task | None]) -> None:
-    """Carry out tasks until there is None."""
-    while (task := tasks.get()) is not None:
-        future, act, page = task
-        try:
-            act(page)
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-
-class FileMover:
-    """Reads and writes pages of a file on a thread of its own, in the order of the calls.
-
-    So a slot is emptied before it is filled again, and memory holds at most as many visiting pages as there are slots.
-
-    No ``ThreadPoolExecutor``: all of them share a lock, which a finalizer must not wait for.  The garbage collector may
-    run in the middle of any pool's ``submit()``, and carry out the queued step of an optimizer that has died.
-    """
-
-    def __init__(self, arenas: Sequence[Filed]) -> None:
-        self._arenas = arenas
-
-    def begin(self) -> None:
-        """Start the thread."""
-        self._owner = os.getpid()
-        self._fetches: dict[int, Future[None]] = {}  # by slot
-        self._evictions: list[Future[None]] = []
-        self._visited: set[int] = set()
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._thread = threading.Thread(target=_serve, args=(self._tasks,), name="pagedopt-file", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # an interrupt: nobody will call finish()
-            self._tasks.put(None)
-            raise
-
-    def fetch(self, move: Move) -> None:
-        """Read a page ahead, after the evictions so far."""
-        self._visited.add(move.arena)
-        read = Future[None]()
-        self._tasks.put((read, self._arenas[move.arena].fetch, move.page))
-        self._fetches[move.slot] = read
-
-    def arrive(self, move: Move) -> None:
-        """Wait until reading has begun; touching a byte that is not there yet waits for the disk."""
-        if os.getpid() != self._owner:
-            self._refuse()
-        self._fetches.pop(move.slot).result()
-
-    def evict(self, move: Move) -> None:
-        """Write a page back and drop it, in the background."""
-        written = Future[None]()
-        self._tasks.put((written, self._arenas[move.arena].evict, move.page))
-        self._evictions.append(written)  # not before: an interrupt between would leave finish() waiting for ever
-
-    def finish(self) -> None:
-        """Wait for the disk, and drop what the operating system has read ahead around the pages.
-
-        Raises:
-            MemoryError, OSError: writing a page failed; its only copy is still in the page cache.
-            RuntimeError: this process was forked in the middle of the step.
-        """
-        if os.getpid() != self._owner:
-            self._refuse()
-        self._tasks.put(None)
-        self._thread.join()
-        for eviction in self._evictions:
-            eviction.result()
-        for number in self._visited:
-            self._arenas[number].drop()
-
-    def _refuse(self) -> NoReturn:
-        """A forked process would wait for a thread that only its parent has."""
-        raise RuntimeError(
-            "this process was forked in the middle of a step of its parent, which ends it; fork before the backward"
-        )
 
 
 class CallsOfVisit(NamedTuple):

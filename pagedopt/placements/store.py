@@ -8,7 +8,6 @@ import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -27,6 +26,7 @@ from .choose import HostAccess, Placement
 from .limits import Limits, by_device, warn_of_no_page
 from .memory_report import MemoryReport
 from .movers import GraphSlots, Ring, Slots, ring_for, slot_bytes
+from .versions import Versions
 
 #: Most bytes of spare room in an arena that is made when others like it are full: more parameters may come.
 SPARE = 4 << 20
@@ -407,49 +407,6 @@ class Wanted(NamedTuple):
         """Return the column in memory of torch, on the parameter's device."""
         made, dtype = self.strided, self.column.dtype
         return torch.empty_strided(made.size(), made.stride(), dtype=dtype, device=self.param.device).zero_()
-
-
-_version = attrgetter("_version")
-
-
-@torch.inference_mode(False)
-def _counter() -> torch.Tensor:
-    return torch.empty(0, device="meta")
-
-
-class Versions:
-    """The counters that autograd compares, one for all state of a store on devices of one type."""
-
-    def __init__(self) -> None:
-        #: One empty tensor per counter.  Raising its version raises that of all state with the same counter.  The first
-        #: is of no state: what raises it raises all.
-        self.counters: tuple[torch.Tensor, ...] = (_counter(),)
-
-    def by_others(self) -> int:
-        """Return a number that grows where others write state in place, or give it another layout, as ``t_()`` does."""
-        try:
-            return sum(map(_version, self.counters)) - len(self.counters) * self.counters[0]._version
-        except RuntimeError:  # those of state that is made in inference_mode count nothing
-            return 0
-
-    def share(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the same memory that uses the counter of its device type."""
-        for counter in self.counters:
-            if counter.device.type == tensor.device.type:
-                break
-        else:
-            counter = torch.empty(0, device=tensor.device)
-            self.counters = (*self.counters, counter)
-        shared = counter.detach()
-        shared.data = tensor
-        return shared
-
-    def raise_all(self, state: Sequence[torch.Tensor]) -> list[int]:
-        """Raise the versions of all state; return the indices of tensors whose version has not risen."""
-        versions = [None if t.is_inference() else t._version for t in state]  # inference tensors have no counter
-        torch.autograd.graph.increment_version(self.counters)
-        pairs = enumerate(zip(state, versions, strict=True))
-        return [i for i, (t, before) in pairs if before is None or t._version == before]
 
 
 class ReadyArenas(NamedTuple):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,3 @@ def shapes(size: Size) -> list[tuple[int, ...]]:
     attention = [(3 * w, w), (3 * w,), (w, w), (w,)]
     mlp = [(4 * w, w), (4 * w,), (w, 4 * w), (w,)]
     return [(size.vocabulary, w), (size.block, w), *(norm + attention + norm + mlp) * size.layers, *norm]
-
-
-def parameter_count(size: Size, block: int) -> int:
-    """Return the number of parameters of a GPT of this size, whose output layer is tied to the embedding.
-
-    >>> parameter_count(SIZES["gpt2"], 1024)
-    124475904
-    """
-    return sum(math.prod(shape) for shape in shapes(replace(size, block=block)))

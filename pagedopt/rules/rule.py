@@ -245,9 +245,9 @@ class Rule(Signature):
     def numba_source(self, dtypes: Sequence[torch.dtype] | None = None) -> str:
         """Return the generated Python source of the CPU kernel for ``dtypes`` (default: all float32)."""
         from ..formats.floating import of_dtype
-        from ..kernels import cpu
+        from ..kernels.cpu_text import source
 
-        return cpu.source(self, tuple(map(of_dtype, dtypes or [torch.float32] * len(self.inputs))))
+        return source(self, tuple(map(of_dtype, dtypes or [torch.float32] * len(self.inputs))))
 
     @cached_property
     def out_of_place(self) -> Rule:

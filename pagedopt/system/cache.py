@@ -1,20 +1,16 @@
 """Compiled kernels on disk, in a folder that nobody else can write to.
 
-If there is no such folder, a private temporary one serves until the process ends; if nothing can be written at all,
-nothing is cached.  A file that is found is used only if nobody else can have written it and its digest is right.
+If there is no such folder, nothing is cached.  A file begins with a digest of its name and content, and is used only if
+that is right and nobody else can have written it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import os
 import secrets
-import shutil
 import stat
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,46 +41,25 @@ def cache_folder() -> Path:
         raise FileNotFoundError(str(error)) from error
 
 
-def digest(name: str, data: bytes) -> str:
+def _digest(name: str, data: bytes) -> bytes:
     """Return a digest of a file's content and name, so that a file under another name counts as damaged."""
-    return hashlib.sha256(name.encode() + b"\0" + data).hexdigest()
+    return hashlib.sha256(name.encode() + b"\0" + data).hexdigest().encode()
 
 
-def seal(name: str, data: bytes) -> bytes:
-    """Return data with its digest in front, for :func:`unseal`."""
-    return digest(name, data).encode() + b"\n" + data
-
-
-def unseal(file: CachedFile) -> bytes | None:
-    """Return the data of a sealed file.  If it is damaged, delete it and return None."""
-    mark, _, data = file.data.partition(b"\n")
-    if mark == digest(file.path.name, data).encode():
-        return data
-    discard(file.path, "it is damaged")
-    return None
-
-
-def store(name: str, data: bytes) -> Path | None:
-    """Write a file for later processes, or at least for this one; return None if nothing can be written.
-
-    The first time that the cache folder cannot be used, there is a warning.
-    """
-    path, folder, problem = None, None, ""
-    for find_folder in (cache_folder, _temporary_folder):
-        try:
-            folder = find_folder()
-            _make(folder)
-            path = write_atomically(_ours(folder) / name, data)
-            break
-        except OSError as error:
-            problem = problem or (f"in {folder}: {error}" if folder else f"({error})")
-    if problem:
-        where = f"this process has its own in {path.parent} until it ends" if path else "every process compiles its own"
+def store(name: str, data: bytes) -> None:
+    """Write a file for later processes; warn, the first time that this fails."""
+    folder = None
+    try:
+        folder = cache_folder()
+        _make(folder)
+        write_atomically(_ours(folder) / name, _digest(name, data) + b"\n" + data)
+    except OSError as error:
+        problem = f"in {folder}: {error}" if folder else f"({error})"
         warn_once(
             "no place for kernels",
-            f"compiled kernels cannot be kept {problem}; {where}. Set {VARIABLE} to a folder of yours that has room",
+            f"compiled kernels cannot be kept {problem}; every process compiles its own. Set {VARIABLE} to a folder of "
+            "yours that has room",
         )
-    return path
 
 
 def keeps() -> bool:
@@ -97,15 +72,20 @@ def keeps() -> bool:
 
 
 def find(name: str) -> CachedFile | None:
-    """Return the file that :func:`store` wrote under ``name``, if it is there and nobody else can have written it."""
-    for folder in _folders():
-        path = folder / name
-        try:
-            return CachedFile(path, _read(path))
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            discard(path, str(error))
+    """Return what :func:`store` wrote under ``name``, if it is there, whole, and nobody else can have written it."""
+    try:
+        path = _ours(cache_folder()) / name
+    except OSError:
+        return None
+    try:
+        mark, _, data = _read(path).partition(b"\n")
+        if mark == _digest(name, data):
+            return CachedFile(path, data)
+        discard(path, "it is damaged")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        discard(path, str(error))
     return None
 
 
@@ -116,7 +96,7 @@ def discard(path: Path, why: str) -> None:
     warn_once("damaged kernels", f"{path} cannot be used ({why}); such files are deleted and compiled anew")
 
 
-def write_atomically(path: Path, data: bytes) -> Path:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file that only this user can read and that other processes see whole or not at all.
 
     Raises:
@@ -133,7 +113,6 @@ def write_atomically(path: Path, data: bytes) -> Path:
         with contextlib.suppress(OSError):
             own.unlink()
         raise
-    return path
 
 
 def _read(path: Path) -> bytes:
@@ -188,28 +167,3 @@ def _make(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):  # another process has just made it, or it is no folder
         os.mkdir(folder, stat.S_IRWXU)
         os.chmod(folder, stat.S_IRWXU)
-
-
-def _folders() -> Iterator[Path]:
-    """Yield the folders in which :func:`store` may have written, if nobody else can write there."""
-    with contextlib.suppress(OSError):
-        yield _ours(cache_folder())
-    if _temporary is not None and _temporary[0] == os.getpid():
-        yield _temporary[1]
-
-
-_temporary: tuple[int, Path] | None = None
-
-
-def _temporary_folder() -> Path:
-    """Return the private folder of this process; a child after a fork has its own."""
-    global _temporary
-    if _temporary is None or _temporary[0] != os.getpid():
-        _temporary = (os.getpid(), Path(tempfile.mkdtemp(prefix="pagedopt-")))
-        atexit.register(_remove, *_temporary)
-    return _temporary[1]
-
-
-def _remove(process: int, folder: Path) -> None:
-    if process == os.getpid():  # a forked child must not delete its parent's folder
-        shutil.rmtree(folder, ignore_errors=True)

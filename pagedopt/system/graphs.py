@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from . import libc
 from .copies import Copy
-from .driver import Event, bindings, call, check, relaxed_capture
+from .driver import Event, bindings, call, check, destroy, relaxed_capture
 
 # --- what a graph keeps alive -----------------------------------------------------------------------------------------
 #
@@ -38,31 +37,19 @@ class Held:
         self._semaphore = (ctypes.c_uint64 * _SEMAPHORE_WORDS)()
         #: Where it is: the destructor's argument.
         self.address = ctypes.addressof(self._semaphore)
-        if _libc().sem_init(self.address, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "sem_init failed")
+        libc.call("sem_init", self.address, 0, 0)
 
     @property
     def released(self) -> bool:
         """Whether the destructor has run."""
         count = ctypes.c_int()
-        _libc().sem_getvalue(self.address, ctypes.byref(count))
+        libc.call("sem_getvalue", self.address, ctypes.addressof(count))
         return count.value > 0
-
-
-@functools.cache
-def _libc() -> Any:
-    library = ctypes.CDLL(None, use_errno=True)
-    for name in ("sem_init", "sem_getvalue", "sem_post"):
-        getattr(library, name).restype = ctypes.c_int
-    library.sem_init.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_uint]
-    library.sem_getvalue.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    library.sem_post.argtypes = [ctypes.c_void_p]
-    return library
 
 
 def destructor() -> int:
     """The address of the function that CUDA calls with :attr:`Held.address`."""
-    return int(ctypes.cast(_libc().sem_post, ctypes.c_void_p).value or 0)
+    return int(ctypes.cast(libc.function("sem_post"), ctypes.c_void_p).value or 0)
 
 
 _held: list[Held] = []  # changed by single calls of append and remove: a lock could be left held by an interrupt
@@ -85,7 +72,7 @@ def keep_with_graph(stream: int, kept: Any) -> Held:
     try:
         owner = call("cuUserObjectCreate", held.address, d.CUhostFn(destructor()), 1, flags)
     except BaseException:
-        _libc().sem_post(held.address)
+        libc.call("sem_post", held.address)
         raise
     try:
         call("cuGraphRetainUserObject", graph, owner, 1, int(d.CUuserObjectRetain_flags.CU_GRAPH_USER_OBJECT_MOVE))
@@ -136,12 +123,6 @@ def drop_released() -> None:
             continue
         held.kept = None
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(held))
-
-
-def count_held() -> int:
-    """Return how many objects graphs keep alive, those of graphs that are gone left out."""
-    drop_released()
-    return len(_held)
 
 
 # --- graphs of ours: built node by node, each behind others, and launched as a whole ----------------------------------
@@ -196,7 +177,7 @@ class BuiltGraph:
     def __init__(self, device: int) -> None:
         self.device = device
         graph = call("cuGraphCreate", 0)
-        weakref.finalize(self, _destroy, "cuGraphDestroy", graph)
+        weakref.finalize(self, destroy, "cuGraphDestroy", graph)
         self.nodes = Nodes(graph, device)
         self._executable: Any = None
         #: Bytes of device memory that it has taken, as far as the driver had to ask for more.
@@ -211,7 +192,7 @@ class BuiltGraph:
         with torch.cuda.device(self.device), relaxed_capture():
             before = torch.cuda.mem_get_info(self.device)[0]
             executable = call("cuGraphInstantiate", self.nodes.graph, 0)
-            weakref.finalize(self, _destroy, "cuGraphExecDestroy", executable)
+            weakref.finalize(self, destroy, "cuGraphExecDestroy", executable)
             call("cuGraphUpload", executable, stream)
             self.nbytes = max(0, before - torch.cuda.mem_get_info(self.device)[0])
         self._executable = executable
@@ -219,9 +200,3 @@ class BuiltGraph:
     def launch(self, stream: int) -> None:
         """Launch it on a stream, behind its own launches so far; after a CudaError nothing was launched."""
         check("cuGraphLaunch", bindings().cuGraphLaunch(self._executable, stream))
-
-
-def _destroy(name: str, handle: Any) -> None:
-    # When the process exits the context may already be gone.  A graph in flight is destroyed when it has ended.
-    with contextlib.suppress(Exception):
-        getattr(bindings(), name)(handle)

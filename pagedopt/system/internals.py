@@ -5,10 +5,13 @@ Those that compare tensors are in :mod:`.compare_tensors`.
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import os
 import signal
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 import torch.overrides
@@ -114,6 +117,26 @@ def shard_of(tensor: Any) -> torch.Tensor:
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return found.wait() if isinstance(found, AsyncCollectiveTensor) else found  # on its way from other processes
+
+
+class OpenMP(NamedTuple):
+    """``GOMP_parallel(function, argument, threads, flags)``, and the addresses of two functions for its threads."""
+
+    parallel: Any
+    thread_num: int
+    num_threads: int
+
+
+@functools.cache
+def openmp() -> OpenMP | None:
+    """Return torch's OpenMP; None where torch has none, or one without GCC's interface."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"), os.RTLD_NOLOAD)
+        parallel, numbers = library.GOMP_parallel, (library.omp_get_thread_num, library.omp_get_num_threads)
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes, parallel.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return OpenMP(parallel, *(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in numbers))
 
 
 # The functions behind signal.getsignal and signal.signal, which wrap every value in an enum: too slow for a step, which

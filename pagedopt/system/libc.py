@@ -1,4 +1,4 @@
-"""Linux calls for memory, files and locales that Python lacks, or makes while it holds the interpreter lock (GIL)."""
+"""Calls of the C library that Python lacks, or makes while it holds the interpreter lock (GIL)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "sync_file_range": (_INT, _INT, _OFFSET, _OFFSET, ctypes.c_uint),
     "fallocate": (_INT, _INT, _INT, _OFFSET, _OFFSET),
     "uselocale": (_POINTER, _POINTER),
+    "sem_init": (_INT, _POINTER, _INT, ctypes.c_uint),
+    "sem_getvalue": (_INT, _POINTER, _POINTER),
+    "sem_post": (_INT, _POINTER),
 }
 _PROT_READ_WRITE = 1 | 2
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
@@ -39,16 +42,17 @@ PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @functools.cache
-def _function(name: str) -> Any:
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
-    function.restype, *function.argtypes = _SIGNATURES[name]
-    return function
+def function(name: str) -> Any:
+    """Return a function of :data:`_SIGNATURES`, as ctypes calls it."""
+    found = getattr(ctypes.CDLL(None, use_errno=True), name)
+    found.restype, *found.argtypes = _SIGNATURES[name]
+    return found
 
 
-def _call(name: str, *arguments: int | None) -> int:
+def call(name: str, *arguments: int | None) -> int:
     """Return the result of a call, repeated if a signal interrupts it; OSError with its name if it fails."""
     while True:
-        result: int = _function(name)(*arguments)
+        result: int = function(name)(*arguments)
         if result != -1:
             return result
         _raise_unless_interrupted(name)
@@ -61,17 +65,17 @@ def _raise_unless_interrupted(name: str) -> None:
 
 def map_anonymous(nbytes: int) -> int:
     """Return the address of new private memory."""
-    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
+    return call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_PRIVATE | _MAP_ANONYMOUS, -1, 0)
 
 
-def map_file(nbytes: int, file: int, offset: int = 0) -> int:
-    """Map a part of an open file and return its address."""
-    return _call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, offset)
+def map_file(nbytes: int, file: int) -> int:
+    """Map the begin of an open file and return its address."""
+    return call("mmap", None, nbytes, _PROT_READ_WRITE, _MAP_SHARED, file, 0)
 
 
 def map_file_at(address: int, nbytes: int, file: int, offset: int) -> None:
     """Map a part of an open file over what is mapped at ``address``."""
-    _call("mmap", address, nbytes, _PROT_READ_WRITE, _MAP_SHARED | _MAP_FIXED, file, offset)
+    call("mmap", address, nbytes, _PROT_READ_WRITE, _MAP_SHARED | _MAP_FIXED, file, offset)
 
 
 def put(source: int, nbytes: int, target: int) -> None:
@@ -79,55 +83,55 @@ def put(source: int, nbytes: int, target: int) -> None:
 
     If it fails, the memory is where it was, but ``target`` may be unmapped.
     """
-    _call("mremap", source, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target)
+    call("mremap", source, nbytes, nbytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, target)
 
 
 def unmap(address: int, nbytes: int) -> None:
     """Unmap memory."""
-    _call("munmap", address, nbytes)
+    call("munmap", address, nbytes)
 
 
 def read_ahead(address: int, nbytes: int) -> None:
     """Begin to read a mapped part of a file.  The kernel may read no more than the first 128 KiB."""
-    _call("madvise", address, nbytes, _MADV_WILLNEED)
+    call("madvise", address, nbytes, _MADV_WILLNEED)
 
 
-# Steps over files call the next two for every page, so they have the loop of _call() written out.
+# Steps over files call the next two for every page, so they have the loop of call() written out.
 
 
 def let_go(address: int, nbytes: int) -> None:
     """Remove mapped pages of a file from this process; the page cache still has them, changes included."""
-    while _function("madvise")(address, nbytes, _MADV_DONTNEED) == -1:
+    while function("madvise")(address, nbytes, _MADV_DONTNEED) == -1:
         _raise_unless_interrupted("madvise")
 
 
 def write_out(file: int, offset: int, nbytes: int) -> None:
     """Write changed pages to their disk blocks and wait, without journal and without flushing the disk's own cache."""
-    while _function("sync_file_range")(file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER) == -1:
+    while function("sync_file_range")(file, offset, nbytes, _SYNC_WAIT_BEFORE_WRITE_WAIT_AFTER) == -1:
         _raise_unless_interrupted("sync_file_range")
 
 
 def sync(address: int, nbytes: int) -> None:
     """Write changed pages of a mapped file to the disk and wait until they would survive a loss of power."""
-    _call("msync", address, nbytes, _MS_SYNC)
+    call("msync", address, nbytes, _MS_SYNC)
 
 
 def punch_hole(file: int, offset: int, nbytes: int) -> None:
     """Give the disk space of a part of a file back; the part then reads as zeros."""
-    _call("fallocate", file, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
+    call("fallocate", file, _KEEP_SIZE | _PUNCH_HOLE, offset, nbytes)
 
 
 def in_memory(address: int, nbytes: int) -> npt.NDArray[np.bool_]:
     """Return for each page of a range of whole pages whether it is in memory (for a file: in the page cache)."""
     out = np.empty(nbytes // PAGE, np.uint8)
-    _call("mincore", address, nbytes, out.ctypes.data)
+    call("mincore", address, nbytes, out.ctypes.data)
     return (out & 1).astype(np.bool_)
 
 
 @contextlib.contextmanager
 def same_locale() -> Iterator[None]:
     """Restore this thread's locale, which decides the encoding of ``open()``, at the end of the block."""
-    use = _function("uselocale")
+    use = function("uselocale")
     before = use(None)
     try:
         yield

@@ -92,7 +92,7 @@ def main() -> None:
     """Compile the extension in this process, and keep it, or why there is none: what :func:`_start` starts."""
     with _SOURCE.open("rb") as source, contextlib.suppress(OSError):
         fcntl.flock(source, fcntl.LOCK_EX)  # of many processes one compiles
-        if _kept(_file()) is None and _failure() is None:
+        if cache.find(_file()) is None and _failure() is None:
             _compile()
 
 
@@ -105,31 +105,22 @@ def _compile() -> None:
                 errors="replace", timeout=LIMIT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            _keep(_reason(), f"the compiler took more than {LIMIT} s".encode())
+            cache.store(_reason(), f"the compiler took more than {LIMIT} s".encode())
             shutil.rmtree(folder, ignore_errors=True)
             os.killpg(0, signal.SIGKILL)  # what it has started, and this process
         if done.returncode:
-            _keep(_reason(), done.stderr.encode())
+            cache.store(_reason(), done.stderr.encode())
             return
         data = target.read_bytes()
-    _keep(_reason(), b"loading it ended the process")  # unless it does not
+    cache.store(_reason(), b"loading it ended the process")  # unless it does not
     try:
         _load(data)
     except ImportError as error:
-        _keep(_reason(), str(error).encode())
+        cache.store(_reason(), str(error).encode())
         return
-    _keep(_file(), data)
+    cache.store(_file(), data)
     if (reason := cache.find(_reason())) is not None:
         reason.path.unlink(missing_ok=True)
-
-
-def _keep(name: str, data: bytes) -> None:
-    cache.store(name, cache.seal(name, data))
-
-
-def _kept(name: str) -> bytes | None:
-    found = cache.find(name)
-    return None if found is None else cache.unseal(found)
 
 
 def _reason() -> str:
@@ -140,9 +131,9 @@ def _reason() -> str:
 def _failure() -> str | None:
     """Return what the compiler has said in vain; None: it has said nothing lately."""
     found = cache.find(_reason())
-    if found is None or time.time() - found.path.stat().st_mtime > RETRY or (text := cache.unseal(found)) is None:
+    if found is None or time.time() - found.path.stat().st_mtime > RETRY:
         return None
-    lines = text.decode(errors="replace").splitlines()
+    lines = found.data.decode(errors="replace").splitlines()
     first = next((line for line in lines if "error" in line), lines[-1] if lines else "it said nothing")
     return f"{first.strip()} (all of it: {found.path})"
 
@@ -220,8 +211,8 @@ class _Build:
     def _find(self, otherwise: str) -> None:
         """Look into the cache; ``otherwise``: why there is no extension if it says nothing."""
         try:
-            if (data := _kept(_file())) is not None:
-                self.extension, self.reason = _load(data), ""
+            if (found := cache.find(_file())) is not None:
+                self.extension, self.reason = _load(found.data), ""
             else:
                 self.reason = _failure() or otherwise
         except (ImportError, OSError) as error:

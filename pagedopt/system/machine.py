@@ -8,28 +8,12 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 #: The most threads a user may ask for: with far more, the libraries that start them crash.
 MAX_THREADS = max(64, os.cpu_count() or 1)
-
-
-def describe() -> dict[str, Any]:
-    """Return the system, processor, GPU and versions that a measurement was made with, as JSON values."""
-    return {
-        "platform": platform.platform(),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_cuda": torch.version.cuda,
-        "numpy": np.__version__,
-    }
 
 
 def processor() -> str:

@@ -30,11 +30,10 @@ class CodeCache(NullCache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """Return the compiled code for a signature, or None."""
         target_context.refresh()
-        found = cache.find(self._file(sig, target_context.codegen()))
-        if found is None or (data := cache.unseal(found)) is None:
+        if (found := cache.find(self._file(sig, target_context.codegen()))) is None:
             return None
         try:
-            return CompileResult._rebuild(target_context, *pickle.loads(data))
+            return CompileResult._rebuild(target_context, *pickle.loads(found.data))
         except Exception as error:
             cache.discard(found.path, f"{type(error).__name__}: {error}")
             return None
@@ -42,8 +41,7 @@ class CodeCache(NullCache):
     def save_overload(self, sig: Any, cres: CompileResult) -> None:
         """Cache compiled code, unless it holds addresses of this process."""
         if not cres.library.has_dynamic_globals:  # type: ignore[attr-defined]  # Numba sets it by name
-            name = self._file(sig, cres.codegen)
-            cache.store(name, cache.seal(name, dumps(cres._reduce())))
+            cache.store(self._file(sig, cres.codegen), dumps(cres._reduce()))
 
     def _file(self, sig: Any, codegen: Any) -> str:
         key = hashlib.sha256(repr((str(sig), codegen.magic_tuple(), numba.__version__)).encode())

@@ -11,113 +11,14 @@ import os
 import shutil
 import struct
 import tempfile
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from . import libc
 from .host import file_system
 from .interrupts import Uninterrupted
 from .warn import lost_in_move
-
-# --- open files: state files are ranges of a few, as descriptors are scarce -------------------------------------------
-
-#: The most files that are opened in a folder.  Each of the first state files has its own; later ones share them.
-FILES = 16
-_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
-
-
-class DiskFile:
-    """An open file without a name; ``number`` is its descriptor.  It is closed with its last user.
-
-    A range that is given back leaves a hole on the disk.  Later ranges begin behind all others.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.number = _open_nameless(folder)
-        self.close = weakref.finalize(self, os.close, self.number)
-        self.close.atexit = False  # functions that run at exit may still use it
-        self._owner = os.getpid()
-        self._end = 0
-        self._taken: dict[int, int] = {}  # bytes by begin
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all ranges in use."""
-        return sum(self._taken.values())
-
-    def take(self, nbytes: int) -> int:
-        """Return the begin of a new range of zeros; after an OSError the file is as it was."""
-        begin = self._end
-        os.ftruncate(self.number, begin + nbytes)
-        self._end = begin + nbytes
-        self._taken[begin] = nbytes
-        return begin
-
-    def give_back(self, begin: int) -> None:
-        """Free the disk space of a range that nobody maps.  A file system without holes keeps it until the file ends.
-
-        Finalizers call this, perhaps in the middle of :meth:`take`, so it takes no lock.
-        """
-        nbytes = self._taken.pop(begin)
-        if os.getpid() == self._owner:  # in a forked child: the parent still uses the range
-            with contextlib.suppress(OSError):
-                libc.punch_hole(self.number, begin, nbytes)
-
-    def bytes_on_disk(self, begin: int) -> int:
-        """Return the disk space of a range: the file's, divided among all ranges in use by their sizes."""
-        return os.fstat(self.number).st_blocks * 512 * self._taken[begin] // self.nbytes
-
-
-_lock = threading.Lock()
-_files: dict[str, weakref.WeakSet[DiskFile]] = {}  # by folder; a file stays as long as its users
-
-
-def take(folder: Path, nbytes: int, first: Callable[[int], object]) -> tuple[DiskFile, int]:
-    """Return a file in ``folder`` and the begin of a range of zeros in it, which is the caller's until given back.
-
-    Args:
-        first: called with the descriptor of a new file before it has any byte.
-
-    Raises:
-        OSError: the folder takes no file, or none so large.
-    """
-    with _lock:
-        files = _files.setdefault(os.fspath(folder), weakref.WeakSet())
-        if len(there := list(files)) >= FILES:
-            file = min(there, key=lambda each: each.nbytes)
-            return file, file.take(nbytes)
-        file = DiskFile(folder)
-        try:
-            first(file.number)
-            begin = file.take(nbytes)
-        except BaseException:
-            file.close()
-            raise
-        files.add(file)
-        return file, begin
-
-
-def _open_nameless(folder: Path) -> int:
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_NAMELESS:
-            raise
-    file, name = tempfile.mkstemp(prefix="pagedopt-", dir=folder)
-    os.unlink(name)
-    return file
-
-
-def _after_fork() -> None:
-    """Forget the files: what a child writes would be in its parent's.  Another thread may have held the lock."""
-    global _lock, _files
-    _lock, _files = threading.Lock(), {}
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
 
 # --- memory that is filled first and then replaces parts of a mapped file in one system call each ---------------------
 
@@ -214,6 +115,7 @@ _SET_FLAGS, _NO_COPY = 0x40086602, 0x00800000  # FS_IOC_SETFLAGS, FS_NOCOW_FL of
 #: The kernel may cut a request to read ahead to this, its default.
 _READ_AHEAD = 128 << 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_NAMELESS = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
 def state_folder() -> Path:
@@ -244,8 +146,19 @@ def _unfit(folder: str) -> str:
     return f"is in memory ({fs_type})" if fs_type in _IN_RAM else ""
 
 
+def _open_nameless(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_NAMELESS:
+            raise
+    file, name = tempfile.mkstemp(prefix="pagedopt-", dir=folder)
+    os.unlink(name)
+    return file
+
+
 class StateFile:
-    """A mapped range of a file without a name: its disk space is freed however the process ends.
+    """A mapped file without a name: its disk space is freed however the process ends.
 
     All of it begins as a hole, which may be read; call :meth:`reserve` or :meth:`bring_in` for a part before writing
     to it.  After a fork parent and child see the same file, and only the parent may write (:meth:`check_owner`).
@@ -269,25 +182,20 @@ class StateFile:
         self._owner = os.getpid()
         fs_type = file_system(folder)
         self._through_mapping = fs_type in _STACKED
-        self._disk: DiskFile | None = None
         with self._explained(nbytes):
-            self._disk, self._begin = take(folder, nbytes, _do_not_copy if fs_type in _COPYING else bool)
-            self._file = self._disk.number
+            self._file = _open_nameless(folder)
             try:
-                self.address = libc.map_file(nbytes, self._file, self._begin)
+                if fs_type in _COPYING:  # while it has no byte
+                    fcntl.ioctl(self._file, _SET_FLAGS, struct.pack("l", _NO_COPY))
+                os.ftruncate(self._file, nbytes)
+                self.address = libc.map_file(nbytes, self._file)
             except BaseException:
-                self._disk.give_back(self._begin)
-                self._disk = None
+                os.close(self._file)
                 raise
         self.memory = (ctypes.c_ubyte * nbytes).from_address(self.address)
-        mapping = {0: (self.address, nbytes)}
-        self._unmap = weakref.finalize(self.memory, _give_back, mapping, self._disk, self._begin)
-        self._unmap.atexit = False  # views may be read until the process ends
-
-    def close(self) -> None:
-        """Unmap the file and free its space now.  Nothing may view the mapping."""
-        self._unmap()
-        self._disk = None
+        #: Unmaps the file and frees its space now.  Nothing may view the mapping.
+        self.close = weakref.finalize(self.memory, _end, {0: (self.address, nbytes)}, self._file)
+        self.close.atexit = False  # views may be read, and functions that run at exit may write, until the process ends
 
     def check_owner(self) -> None:
         """Refuse to go on in another process than the one that made the file.
@@ -303,9 +211,8 @@ class StateFile:
             )
 
     def disk_bytes(self) -> int:
-        """Return the bytes that the range takes on the disk; if others are in the same file, see :class:`DiskFile`."""
-        assert self._disk is not None, "the file is closed"
-        return self._disk.bytes_on_disk(self._begin)
+        """Return the bytes that the file takes on the disk."""
+        return os.fstat(self._file).st_blocks * 512
 
     def reserve(self, stretches: Sequence[Stretch]) -> None:
         """Allocate disk space, so that writing there later cannot fail for lack of it.
@@ -316,7 +223,7 @@ class StateFile:
         try:
             with self._explained(total(stretches)):
                 for offset, nbytes in filled(stretches):
-                    os.posix_fallocate(self._file, self._begin + offset, nbytes)
+                    os.posix_fallocate(self._file, offset, nbytes)
         except BaseException:
             self.release(stretches)
             raise
@@ -347,8 +254,8 @@ class StateFile:
                 if self._through_mapping:
                     libc.sync(self.address + offset, nbytes)
                 else:
-                    libc.write_out(self._file, self._begin + offset, nbytes)
-                os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
+                    libc.write_out(self._file, offset, nbytes)
+                os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             self._explain(error, total(stretches))
             raise
@@ -397,7 +304,7 @@ class StateFile:
         """Free the disk space of parts that are ordinary memory; call it once the arena counts them as resident."""
         for offset, nbytes in filled(stretches):
             with contextlib.suppress(OSError):  # a file system without holes keeps the space
-                libc.punch_hole(self._file, self._begin + offset, nbytes)
+                libc.punch_hole(self._file, offset, nbytes)
 
     def send_out(self, stretches: Sequence[Stretch], joined: Sequence[Stretch]) -> None:
         """Write parts that are ordinary memory to the disk, and map the file in their place.
@@ -431,17 +338,17 @@ class StateFile:
                 done = 0
                 while done < nbytes:
                     with view[offset + done : offset + nbytes] as part:
-                        done += os.pwrite(self._file, part, self._begin + offset + done)
+                        done += os.pwrite(self._file, part, offset + done)
                 if not self._through_mapping:
-                    libc.write_out(self._file, self._begin + offset, nbytes)
+                    libc.write_out(self._file, offset, nbytes)
         if self._through_mapping:
             os.fdatasync(self._file)
         for offset, nbytes in filled(stretches):
-            os.posix_fadvise(self._file, self._begin + offset, nbytes, os.POSIX_FADV_DONTNEED)
+            os.posix_fadvise(self._file, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def _show(self, stretch: Stretch) -> None:
         """Map the file in place of ordinary memory."""
-        libc.map_file_at(self.address + stretch[0], stretch[1], self._file, self._begin + stretch[0])
+        libc.map_file_at(self.address + stretch[0], stretch[1], self._file, stretch[0])
 
     def _take_back(self, stretches: Sequence[Stretch]) -> None:
         """Bring parts that the file holds completely back into memory."""
@@ -476,12 +383,19 @@ class StateFile:
             raise
 
     def _explain(self, error: OSError, nbytes: int) -> None:
-        """Raise a MemoryError that says what to do if ``error`` is a lack of disk space or memory; else return."""
+        """Raise an error that says what to do if ``error`` is a lack of disk space, memory or files; else return."""
         if error.errno == errno.ENOMEM:
             raise MemoryError(
                 f"the system gave no {nbytes:,} bytes of memory for optimizer state ({error.strerror}); free some "
                 "or lower device_budget; if there is enough, this process has too many mappings, of which "
                 "vm.max_map_count allows more"
+            ) from error
+        if error.errno == errno.EMFILE:
+            raise OSError(
+                error.errno,
+                f"{error.strerror}: an optimizer with state in a file has one open file or more; raise the limit "
+                "(ulimit -n), or make one optimizer of many: optimizer.attach(model, overlap='backward') updates each "
+                "parameter as its gradient comes",
             ) from error
         if error.errno in _NO_ROOM:
             free = shutil.disk_usage(self.folder).free
@@ -496,17 +410,13 @@ class StateFile:
         with memoryview(out) as view:
             while done < view.nbytes:
                 with view[done:] as rest:
-                    count = os.preadv(self._file, [rest], self._begin + offset + done)
+                    count = os.preadv(self._file, [rest], offset + done)
                 if not count:
                     raise OSError(errno.EIO, f"the state file in {self.folder} ends early")
                 done += count
 
 
-def _do_not_copy(file: int) -> None:
-    fcntl.ioctl(file, _SET_FLAGS, struct.pack("l", _NO_COPY))
-
-
-def _give_back(mapping: dict[int, tuple[int, int]], file: DiskFile, begin: int) -> None:
+def _end(mapping: dict[int, tuple[int, int]], file: int) -> None:
     with Uninterrupted():
         unmap_all(mapping)
-        file.give_back(begin)
+        os.close(file)

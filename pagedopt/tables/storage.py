@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
 
 import torch
 
@@ -69,54 +68,41 @@ def words_of(counts: Sequence[int]) -> list[list[int]]:
     return [[0, *range(total - behind, total)], *([next(rest) for _ in range(count)] for count in counts[1:])]
 
 
-class StorageFormat(Protocol):
-    """A format as kernels see it (:class:`pagedopt.formats.Format` has the details); hashable, as a key of caches.
+@dataclass(frozen=True, kw_only=True)
+class StorageFormat:
+    """A format as kernels see it, which hash it as a key of caches; :class:`pagedopt.formats.Format` has the details.
 
     Attributes:
         name: for people.
         columns: at least one.
         block: elements that are loaded and stored together; a power of two.
-        at_once: elements that the text for Numba takes at a time, whole blocks.
         arithmetic: the narrowest dtype in which kernels may compute, float32 or float64.
-        plain: whether it is one column, whose elements are loaded and stored independently.
         cuda_type: if plain, the C++ type of an element, for ``load_as`` and ``store_as``; else the name of a struct
             with ``load`` and ``store`` (see ``kernels/blocks.cu``).
         cuda_text: definitions of these, unless the kernels have them.
-        numba_load, numba_store: if plain, expressions with ``{}``; else statements (see ``kernels/cpu.py``).
-        numba_type: if plain, the NumPy type of a stored element.
+        numba_load, numba_store: if plain, expressions with ``{}``; else statements (see ``kernels/cpu_text.py``).
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    columns: tuple[Column, ...]
+    block: int = 1
+    arithmetic: torch.dtype = torch.float32
+    cuda_type: str = ""
+    cuda_text: str = ""
+    numba_load: str = ""
+    numba_store: str = ""
 
     @property
-    def columns(self) -> tuple[Column, ...]: ...
+    def at_once(self) -> int:
+        """Elements that ``numba_load`` and ``numba_store`` take at a time: a block, or several."""
+        return self.block
 
     @property
-    def block(self) -> int: ...
+    def plain(self) -> bool:
+        """Whether it is one column, whose elements are loaded and stored independently."""
+        return False
 
     @property
-    def at_once(self) -> int: ...
-
-    @property
-    def arithmetic(self) -> torch.dtype: ...
-
-    @property
-    def plain(self) -> bool: ...
-
-    @property
-    def cuda_type(self) -> str: ...
-
-    @property
-    def cuda_text(self) -> str: ...
-
-    @property
-    def numba_load(self) -> str: ...
-
-    @property
-    def numba_store(self) -> str: ...
-
-    @property
-    def numba_type(self) -> str: ...
-
-    def __hash__(self) -> int: ...
+    def numba_type(self) -> str:
+        """The NumPy type of a stored element, if the format is plain."""
+        raise NotImplementedError(f"format {self.name!r} is not plain")

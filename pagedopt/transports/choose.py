@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any, Literal
 
 from ..system import driver
-from ..system.warn import log, outside
+from ..system.warn import warn_once
 from .by_value import HybridTransport, StructTransport
 from .ring import ManagedTransport, MappedTransport, MemcpyTransport
 from .transport import Transport
@@ -86,6 +85,5 @@ def _working(name: str, device: int) -> str:
             chosen, reason = stand_in, str(error)
     if reason:
         text = f"cuda:{device} cannot use {name!r} pointer tables: {reason}. Using {chosen!r}; results are the same"
-        log.warning(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=outside())
+        warn_once(text, text)
     return chosen

@@ -20,7 +20,6 @@ from stand_ins import raising
 from pagedopt import PagedAdamW, Rates
 from pagedopt.commands import examine
 from pagedopt.commands.doctor import about_card
-from pagedopt.kernels import cpu
 from pagedopt.placements import choose
 from pagedopt.planning import rates
 from pagedopt.system import driver, machine
@@ -257,12 +256,6 @@ def test_the_drivers_version(line: str, version: str, tmp_path: Path, monkeypatc
     assert machine.driver_version() == version
 
 
-def test_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path / "version")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.driver_version() is None
-
-
 NO_GPU = {None: "is built without CUDA", "13.0": "sees no GPU", "nothing": "no NVIDIA driver"}
 
 
@@ -278,17 +271,6 @@ def test_a_gpu_that_torch_cannot_use_is_a_note(cuda: str | None, text: str, monk
 def test_a_compiler_that_is_turned_off_is_a_note(value: str, noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     assert any("NUMBA_DISABLE_JIT" in note for note in examine.notes(dict.fromkeys(examine.PACKAGES, "1"))) == noted
-
-
-def test_a_torch_without_a_team_of_threads_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    packages = dict.fromkeys(examine.PACKAGES, "1")
-    assert not any("one thread" in note for note in examine.notes(packages))
-    monkeypatch.setattr(cpu, "openmp", lambda: None)
-    assert any("steps on a CPU take one thread" in note for note in examine.notes(packages))
-
-
-def test_the_cpu_is_one_whatever_its_number(doctor: Program) -> None:
-    assert doctor.reports("--device", "cpu:1", "--quick")["device"] == "cpu"
 
 
 def test_devices_that_are_not_here_are_refused(doctor: Program) -> None:

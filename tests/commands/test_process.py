@@ -133,19 +133,6 @@ def test_a_package_that_is_missing_is_one_line(command: tuple[str, ...]) -> None
     assert re.fullmatch(r"\w+: (torch|rich|numpy) cannot be imported \(.*\); `make setup` installs it, .*\n", said)
 
 
-@pytest.mark.long
-def test_a_home_that_cannot_be_written_is_said_once_and_without_source(tmp_path: Path) -> None:
-    nowhere = {"HOME": "/dev/null", "PAGEDOPT_CACHE_DIR": "/dev/null/cache", "MPLCONFIGDIR": "/dev/null/plots"}
-    for command in (PLAN, ("-m", "pagedopt", "doctor", "--quick", "--device", "cpu")):
-        said = said_by(*command, to=os.devnull, **nowhere)[1]
-        assert "atplotlib" not in said
-        assert all(line.startswith("pagedopt: compiled kernels cannot be kept") for line in said.splitlines())
-    code, said = said_by("-m", "pagedopt", *TRAIN, str(tmp_path), to=os.devnull, **nowhere)
-    assert code == 0
-    assert said.startswith("pagedopt: compiled kernels cannot be kept in /dev/null/cache: ")
-    assert "cache.store" not in said
-
-
 def test_a_program_is_shown_the_line_of_its_own(tmp_path: Path) -> None:
     program = tmp_path / "mine.py"
     program.write_text(
@@ -194,10 +181,6 @@ def test_a_budget_has_both_spellings_everywhere() -> None:
         assert build_parser().parse_args(["train", option, "2GiB"]).device_budget == "2GiB"
 
 
-def test_other_strays_get_no_hint(program: Program) -> None:
-    assert "quotes" not in program.exits("plan", "--params", "7B", "GiBson")[1]
-
-
 def test_it_knows_its_name_and_version(program: Program) -> None:
     import pagedopt
 
@@ -211,12 +194,3 @@ def test_no_command_at_all_gets_the_help(program: Program) -> None:
     assert complaint.startswith("usage: pagedopt")
     assert "say what this machine can do" in complaint
     program.exits("trian")
-
-
-@pytest.mark.parametrize("command", ["train", "plan", "doctor"])
-def test_help_is_as_wide_as_the_terminal(command: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    text, _ = program.exits(command, "--help", status=0)
-    prose = [part for part in text.split("\n\n") if "\n " not in part]
-    assert prose
-    assert max(len(line) for part in prose for line in part.splitlines()) <= 60

@@ -10,6 +10,9 @@ from often import MARKS
 
 from pagedopt.optim.registry import OPTIMIZERS
 from tests.contract import page, scenarios
+from tests.contract.differences import DIFFERENCES
+from tests.contract.page import PAGE
+from tests.contract.page import page as contract
 from tests.contract.scenarios import PLACES, SCENARIOS, Place, Scenario, is_often
 
 #: What clipping does change, as it does in torch: a norm that is infinite or NaN makes NaN of all gradients; and an
@@ -40,3 +43,15 @@ def test_with_a_norm_beyond_all_gradients(scene: Scenario, entry: Any, place: Pl
 
 def test_what_is_left_out_is_there() -> None:
     assert set(CHANGED) <= {scene.name for scene in SCENARIOS}
+
+
+# --- ``notes/contract.md`` says what the contract holds, and every listed difference is one of its scenarios ----------
+
+
+def test_every_difference_that_is_listed_has_its_scenario() -> None:
+    names = {scene.name for scene in scenarios.SCENARIOS}
+    assert not [each for each in DIFFERENCES if each.scenario not in names]
+
+
+def test_the_page_says_what_is_held_here() -> None:
+    assert PAGE.read_text() == contract(), "write it anew: see tests/contract/page.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,9 @@ import toy_question
 from pictures import can_draw
 
 from experiments import __main__ as command
-from experiments import kept
+from experiments import campaign, kept, readme
 from experiments.lab import Run
+from experiments.lecture.page import Results
 
 TOY = kept.Experiment("toy_question", "How long?", {"toy_question": toy_question})
 NAME = "toy_question-cpu.json"
@@ -222,6 +224,25 @@ def test_the_commit_is_gits_or_the_variables(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(SystemExit):
         kept.revision(tmp_path)
     assert kept.changed("abc1234", toy_question) is None, "without git it is not known"
+
+
+def test_a_campaign_measures_what_is_quoted_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(Path(campaign.__file__).parent / "results")
+    readme.blocks(results)
+    assert {shown.partition(".")[2] for shown in results.asked} == {question for question, _ in campaign.QUOTED}
+    parts = {"link": {"complete": True, **CLEAN}, "sweep": {"complete": False, **CLEAN}, "rivals": {"complete": True}}
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "paged_state-cpu.json").write_text(json.dumps({"parts": parts}))
+    begun = list[str]()
+
+    def process(line: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        begun.append(line[3])
+        return subprocess.CompletedProcess(line, 130 if line[3] == "rivals" else 1)
+
+    monkeypatch.setattr(subprocess, "run", process)
+    assert command.main(["campaign", "--device", "cpu"]) == 130
+    assert begun[:2] == ["seven_billion"] * 2
+    assert begun[-2:] == ["sweep", "rivals"]  # not link, which is there, nor what comes behind an interrupt
 
 
 def test_names_are_found_and_slips_explained(capsys: pytest.CaptureFixture[str]) -> None:

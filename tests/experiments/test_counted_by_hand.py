@@ -17,11 +17,12 @@ from experiments.paging import link
 from experiments.step import clip_and_scale, close_to_a_copy, cpu_step
 from experiments.vertical import roofline
 from experiments.vertical.traffic import ADAMW, NORM, ONCE, RULE, RULES, TWICE, WORKS
-from experiments.works import contenders, paged
-from experiments.works import link as works_link
-from experiments.works.contenders import COMPILED, CONTENDERS, COPY, FOREACH, FUSED, LOOP, OURS, copy_of_bytes
+from experiments.works import builds, in_place, paged
+from experiments.works.contenders import CONTENDERS
 from experiments.works.dispatch import operands
-from experiments.works.models import Work
+from experiments.works.link import IN_PLACE
+from experiments.works.models import COMPILED, COPY, FOREACH, FUSED, LOOP, OURS, Work
+from experiments.works.steps import copy_of_bytes
 from experiments.works.witnesses import BY_COMPILER, EAGER
 
 #: An update reads the gradient, and reads and writes the parameter and both moments.
@@ -30,7 +31,6 @@ BFLOAT16 = 2 + 2 + 2 + 2 * (2 + 2)
 BFLOAT16_WITH_FLOAT32_STATE = 2 + 2 + 2 + 2 * (4 + 4)
 #: A code of 1 byte, and 4 bytes of scale for 256 of them; half a byte, and 4 for 128.
 INT8 = 4 + 4 + 4 + 2 * 2 * (1 + 4 / 256)
-INT4 = 4 + 4 + 4 + 2 * 2 * (0.5 + 4 / 128)
 
 
 class Watched(Run):
@@ -48,20 +48,10 @@ class Watched(Run):
 # --- floors, and bytes of an element
 
 
-@pytest.mark.parametrize(
-    ("key", "each"),
-    [
-        ("gpt2", FLOAT32),
-        ("gpt2-bf16", BFLOAT16_WITH_FLOAT32_STATE),
-        ("1b", FLOAT32),
-        ("1000", FLOAT32),
-        ("5000", FLOAT32),
-        ("50m", FLOAT32),
-    ],
-)
-def test_a_step_must_move_the_bytes_of_its_formats(key: str, each: int) -> None:
+def test_a_step_must_move_the_bytes_of_its_formats() -> None:
+    due = dict.fromkeys(("gpt2", "1b", "1000", "5000", "50m"), FLOAT32) | {"gpt2-bf16": BFLOAT16_WITH_FLOAT32_STATE}
     for quick in (True, False):
-        assert close_to_a_copy.works(quick)[key].bytes_each == each
+        assert {key: work.bytes_each for key, work in close_to_a_copy.works(quick).items()} == due
 
 
 def test_torchs_steps_move_the_bytes_of_their_formats() -> None:
@@ -71,24 +61,11 @@ def test_torchs_steps_move_the_bytes_of_their_formats() -> None:
     assert close_to_a_copy.MOVED == INT8 == 16.0625
 
 
-@pytest.mark.parametrize(
-    ("name", "each"),
-    [
-        (OURS, FLOAT32),
-        (f"{OURS}, bfloat16 state", 4 + 4 + 4 + 2 * (2 + 2)),
-        (f"{OURS}, float64 state", 4 + 4 + 4 + 2 * (8 + 8)),
-        (f"{OURS}, int8 nearest", INT8),
-        (f"{OURS}, int8 stochastic", INT8),
-        (FUSED, FLOAT32),
-        (FOREACH, FLOAT32),
-        (LOOP, FLOAT32),
-        ("bitsandbytes AdamW8bit", INT8),
-        ("torchao AdamW8bit", INT8),
-        ("torchao AdamW4bit", INT4),
-    ],
-)
-def test_a_contender_moves_the_bytes_of_its_state(name: str, each: float) -> None:
-    assert CONTENDERS[name].moved == each
+def test_a_contender_moves_the_bytes_of_its_state() -> None:
+    due = dict.fromkeys((OURS, FUSED, FOREACH, LOOP), FLOAT32)
+    due |= {f"{OURS}, bfloat16 state": 4 + 4 + 4 + 2 * (2 + 2), f"{OURS}, float64 state": 4 + 4 + 4 + 2 * (8 + 8)}
+    due |= dict.fromkeys((f"{OURS}, int8 nearest", f"{OURS}, int8 stochastic", "bitsandbytes AdamW8bit"), INT8)
+    assert {name: CONTENDERS[name].moved for name in due} == due
 
 
 @pytest.mark.parametrize(
@@ -107,7 +84,7 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
     assert {row["bytes"] for row in rows} == {40 * 28} == {operands(run.cases[COPY].run)}
     monkeypatch.setattr(cpu_step, "works", lambda quick: [small])
     monkeypatch.setattr(cpu_step, "pairs", lambda run, one, other: {})
-    run.options.threads = [1]
+    monkeypatch.setattr(cpu_step.os, "sched_getaffinity", lambda _: {0})
     assert {row["bytes"] for row in cpu_step.measure(run)} == {40 * 28}
     monkeypatch.setattr(close_to_a_copy, "gpt2_shapes", lambda *_: [(4, 8), (8,)])
     run.part = "in_16_bits"
@@ -117,7 +94,7 @@ def test_the_bytes_of_a_row_are_those_of_its_floor(monkeypatch: pytest.MonkeyPat
 
 
 def test_bytes_of_state_in_8_bits_are_codes_and_scales(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
+    monkeypatch.setattr(builds, "ours", lambda **_: builds.theirs(foreach=True))  # nothing to compile
     run, small = Watched(), Work("small", [(4096,)])
     rows = Rows(close_to_a_copy.resident(run, small, CPU))
     #: 12 bytes of parameter and gradient; of two moments codes, and 16 scales; read and written.
@@ -188,7 +165,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.nbytes, self.near = 1000, torch.zeros(2000, dtype=torch.uint8)
-        self.cases = works_link.Link.cases.__get__(self)
+        self.cases = in_place.InPlace.cases.__get__(self)
         self.up = self.down = self.both = lambda: None
 
     @classmethod
@@ -204,16 +181,16 @@ class Wire:
 def test_the_link_moves_the_bytes_of_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy is of 1,000 bytes; in place twice as many are read and written; so many does a copy on the device."""
     for module in (link, close_to_a_copy):
-        monkeypatch.setattr(module, "Link", Wire)
+        monkeypatch.setattr(module, "InPlace", Wire)
     run = Watched()
     moved = {row["what"]: row["moved"] for row in link.measure(run) if row["kind"] == link.CEILING}
     assert moved == {"up": 1000, "down": 1000, "both ways": 2000, "plain kernel in place": 4000, "HBM copy": 4000}
     assert operands(run.cases[link.HBM].run) == moved[link.HBM]
     for module in (close_to_a_copy, paged):
         monkeypatch.setattr(module, "QUICK", Work("small", [(4096,)]))
-    monkeypatch.setattr(contenders, "ours", lambda **_: contenders.theirs(foreach=True))  # nothing to compile
+    monkeypatch.setattr(builds, "ours", lambda **_: builds.theirs(foreach=True))  # nothing to compile
     known = {row["case"]: row["bytes"] for row in close_to_a_copy.away(run)}
-    assert (known.pop(close_to_a_copy.BOTH_WAYS), known.pop(works_link.IN_PLACE)) == (2000, 4000)
+    assert (known.pop(close_to_a_copy.BOTH_WAYS), known.pop(IN_PLACE)) == (2000, 4000)
     assert set(known.values()) == {2 * 2 * (4096 + 16 * 4)}, "codes and scales of two moments, up and down"
 
 

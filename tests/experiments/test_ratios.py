@@ -15,8 +15,8 @@ from experiments.paging import rivals, sweep
 from experiments.step import clip_and_scale, close_to_a_copy, codes, fsdp2, sixteen_bits
 from experiments.vertical import roofline, spill
 from experiments.works import link
-from experiments.works.contenders import COPY, FUSED, GRAPH, OURS
 from experiments.works.first_steps import COLD
+from experiments.works.models import COPY, FUSED, GRAPH, OURS
 from experiments.works.witnesses import BY_COMPILER, EAGER
 
 

@@ -17,12 +17,12 @@ from captured_toys import (
     captured,
     give,
 )
-from gpu_support import launching, settled
+from gpu_support import count_held, launching, settled
 from injector import interrupt_at
 from optim_support import same
 
 from pagedopt.kernels import cuda
-from pagedopt.system import driver, graphs, virtual
+from pagedopt.system import driver, virtual
 
 pytestmark = launching()
 
@@ -47,10 +47,10 @@ def test_a_thousand_captures_leak_nothing() -> None:
 
     capture_and_replay(10)
     settled()
-    before, reserved = (graphs.count_held(), buffers()), torch.cuda.memory_reserved()
+    before, reserved = (count_held(), buffers()), torch.cuda.memory_reserved()
     capture_and_replay(1000)
     settled()
-    assert all(now <= then for now, then in zip((graphs.count_held(), buffers()), before, strict=True))
+    assert all(now <= then for now, then in zip((count_held(), buffers()), before, strict=True))
     assert torch.cuda.memory_reserved() <= reserved
     assert float(optimizer.state[params[0]]["step"]) == 2 + 1010
 
@@ -97,19 +97,19 @@ def test_a_graph_that_is_gone_lets_go() -> None:
     """The driver runs destructors on a thread of its own, soon."""
     _, optimizer = begun(KINDS["adamw"])
     graph = captured(optimizer)
-    count = graphs.count_held()
+    count = count_held()
     del graph
     settled()
     end = time.monotonic() + 10
-    while graphs.count_held() != count - 1 and time.monotonic() < end:
+    while count_held() != count - 1 and time.monotonic() < end:
         time.sleep(0.01)
-    assert graphs.count_held() == count - 1
+    assert count_held() == count - 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no launch"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_a_capture_that_fails_leaves_the_optimizer_as_it_was(error: BaseException, monkeypatch: Any) -> None:
     (params, optimizer), eager = begun(KINDS["adamw"]), begun(KINDS["adamw"])
-    count = graphs.count_held()
+    count = count_held()
 
     def fails(*_: Any) -> None:
         raise error
@@ -119,7 +119,7 @@ def test_a_capture_that_fails_leaves_the_optimizer_as_it_was(error: BaseExceptio
         with pytest.raises(type(error)), torch.cuda.graph(torch.cuda.CUDAGraph()):
             optimizer.step()
     settled()
-    assert graphs.count_held() == count
+    assert count_held() == count
     assert_same((params, optimizer), eager)
     for world in ((params, optimizer), eager):
         give(world[0], 2)

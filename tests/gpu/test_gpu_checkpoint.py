@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from optim_support import through_file
 from pagedopt import PagedAdamW
 from pagedopt.optim.load import STAGING_BYTES
 from pagedopt.paging.pages import GRANULE
-from pagedopt.system import driver
 from tests.world import give, numbers
 
 pytestmark = NEEDED
@@ -164,48 +162,6 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
     assert max(peaks[True]) <= min(peaks[False]) + STAGING_BYTES, peaks
     if name != "device":  # tensors of torch's own may lie otherwise among gradients, in other segments of its allocator
         assert min(ends[True]) <= max(ends[False]) + 2 * MIB, ends
-
-
-@pytest.mark.parametrize("steps", [0, 2])
-def test_room_that_is_not_there_leaves_the_optimizer_as_it_was(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = on_host(trained("device")[1])
-    params, opt = made("managed 0")
-    train(params, opt, 0, steps)
-    for p in params[:2]:
-        opt.state.pop(p, None)
-    before = [(p, dict(e)) for p, e in opt.state.items()]
-    values, arenas = copy.deepcopy(opt.state_dict()), list(opt.store.arenas)
-    monkeypatch.setattr(driver, "MANAGED_SHARE", 1e-12)
-    with pytest.raises(MemoryError):
-        opt.load_state_dict(saved)
-    assert [(p, dict(e)) for p, e in opt.state.items()] == before
-    assert set(opt.store.arenas) <= set(arenas)  # those without any state left may go
-    for key, entry in opt.state_dict()["state"].items():
-        assert all(torch.equal(v, values["state"][key][k]) for k, v in entry.items())
-    monkeypatch.undo()
-    opt.load_state_dict(saved)
-
-
-@pytest.mark.parametrize("how", [{"fused": True}, {"foreach": True}, {"capturable": True}], ids=str)
-def test_step_counts_of_torch_come_from_the_device(how: dict[str, bool]) -> None:
-    params, opt = made("mapped half")
-    give(params)
-    theirs = torch.optim.AdamW(params, **how)
-    for _ in range(3):
-        theirs.step()
-    order = {id(p): i for i, p in enumerate(params)}
-    saved = theirs.state_dict()
-    saved["param_groups"] = [
-        {**saved["param_groups"][0], "params": [order[id(p)] for p in group["params"]]} for group in opt.param_groups
-    ]
-    opt.load_state_dict(saved)
-    for p in params:
-        where = "cpu" if how == {"foreach": True} else "cuda"  # as torch loads them
-        assert opt.state[p]["step"].device.type == where
-        assert float(opt.state[p]["step"]) == 3
-        assert all(torch.equal(opt.state[p][k], theirs.state[p][k]) for k in ("exp_avg", "exp_avg_sq"))
-    opt.step()
-    assert float(theirs.state[params[0]]["step"]) == 3, "the loaded tensors were counted on"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -54,12 +54,6 @@ def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTr
     return after
 
 
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_every_rule_is_its_reference(name: str, dtype: torch.dtype) -> None:
-    check(RULES[name], (dtype,) * len(RULES[name].inputs), "managed")
-
-
 @pytest.mark.parametrize("dtypes", MIXES.values(), ids=MIXES.keys())
 def test_transports_agree_with_the_reference_and_to_the_bit(dtypes: tuple[torch.dtype, ...]) -> None:
     results = [check(ADAMW, dtypes, transport) for transport in sorted(TRANSPORTS)]
@@ -120,13 +114,6 @@ def test_conversions_are_those_of_torch(target: torch.dtype) -> None:
     wide = torch.zeros(len(values), device="cuda")
     multi_tensor_apply(copied, [[narrow], [wide]])
     assert same_values(wide.cpu(), narrow.cpu().float())
-
-
-def test_denormals_are_kept() -> None:
-    x = torch.full((1000,), 1e-40, device="cuda")
-    multi_tensor_apply(RULES["mul_scalar"], [[x]], {"scalar": 2.0})
-    assert torch.equal(x.cpu(), torch.full((1000,), 1e-40) * 2)
-    assert x.cpu().max() > 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -226,14 +213,3 @@ def test_tensors_on_a_device_that_is_not_current(transport: str) -> None:
     multi_tensor_apply(ADAMW, after, scalars_for(ADAMW), transport=transport)
     assert torch.cuda.current_device() == 0
     assert_updated(ADAMW, before, after, scalars_for(ADAMW))
-
-
-@two_gpus
-def test_tensors_of_two_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="tensor 1 of self is on cuda:1, the table is on cuda:0"):
-        Sweep(RULES["mul_scalar"], [[torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")]])
-
-
-def test_tensors_of_the_host_among_device_tensors_are_refused() -> None:
-    with pytest.raises(ValueError, match="tensor 0 of grad is on cpu, the table is on cuda:0"):
-        Sweep(RULES["sgd"], [[torch.ones(3, device="cuda")], [torch.ones(3)]])

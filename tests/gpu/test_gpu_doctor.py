@@ -6,11 +6,13 @@ import contextlib
 import io
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command_line import Program
+from children import python
+from command_line import Program, assert_has
 from gpu_support import launching, settled
 from optim_support import step_on_ones
 from watched import least
@@ -111,3 +113,24 @@ def test_bytes_are_what_was_said(placement: str, share: float, way: str) -> None
     for place in {*said.by_place, *report.measured}:
         taken = report.measured.get(place, 0)
         assert said.by_place.get(place, 0) == pytest.approx(taken, rel=0.02, abs=2 * MIB), place
+
+
+# --- `python -m pagedopt train` on a GPU: gradients add up in one order, and a budget changes no bit of a training ----
+
+
+#: A process of its own: cuBLAS asks once how much it may keep to one order, and the order stays.
+TINY = """
+import sys
+from pagedopt.commands.main import main
+from pagedopt.planning.sizes import DEFAULT_SIZE
+DEFAULT_SIZE["cuda"] = "tiny"
+sys.exit(main(["train", "--device", "cuda", "--steps", "16", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(("optimizer", "budget", "state_format"), [("adamw", "25%", "float32"), ("lion", "0", "int8")])
+def test_a_budget_changes_no_bit_of_a_training(optimizer: str, budget: str, state_format: str, tmp_path: Path) -> None:
+    options = ("--optimizer", optimizer, "--device-budget", budget, "--state-format", state_format, "--out", tmp_path)
+    said = python("-c", TINY, *options)
+    assert_has(said, "state on device", "state on host", "The budget has changed no bit of 16 losses")
+    assert ("The curves agree" in said) == (optimizer == "adamw")

@@ -1,8 +1,8 @@
-"""Clipped and scaled steps on a GPU: replays that are steps, few kernels, and nothing waits."""
+"""Clipped and scaled steps on a GPU: few kernels, and nothing waits."""
 
 from __future__ import annotations
 
-import gc
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from gpu_support import launching, no_synchronizing
 
 from experiments.works.trace import counted
-from pagedopt import PagedAdamW
+from pagedopt import PagedAdamW, ema
 
 pytestmark = launching()
 
@@ -21,7 +21,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {}, "staged": {"device_budget": 0}, "in place": {"device_budget": 0, "host_access": "in_place"},
 }  # fmt: skip
 NUMBERS = {"lr": 0.03, "weight_decay": 0.2}
-Ends = list[torch.Tensor]
 
 
 def parameters() -> list[torch.nn.Parameter]:
@@ -35,16 +34,6 @@ def give(params: Sequence[torch.nn.Parameter], step: int) -> None:
     for p in params:
         grad = torch.randn(p.shape, generator=generator).to(p)
         p.grad = grad if p.grad is None else p.grad.copy_(grad)
-
-
-def ends(params: Sequence[torch.nn.Parameter], optimizer: Any) -> Ends:
-    """Parameters and all state, on the host."""
-    state = [t for p in params for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)]
-    return [t.detach().cpu().double() if t.is_floating_point() else t.cpu() for t in (*params, *state)]
-
-
-def equal(a: Ends, b: Ends) -> bool:
-    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -84,71 +73,36 @@ def test_kernels_of_a_step_are_counted() -> None:
     assert kernels(scaled=True, max_grad_norm=1.0) == 4
 
 
-@pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipped and scaled"])
 @pytest.mark.parametrize("place", PLACES)
-def test_replays_are_steps(place: str, scaled: bool) -> None:
-    """With the norm of their refresh; a scale and ``found_inf`` that the graph reads change in their memory."""
-
-    def world() -> tuple[Any, ...]:
-        params = parameters()
-        optimizer = PagedAdamW(
-            params, **NUMBERS, capturable=True, fused=scaled or None, max_grad_norm=5.0, **PLACES[place]
-        )
-        scaling = [torch.full((), value, device="cuda") for value in (4.0, 0.0)] if scaled else []
-        if scaled:
-            optimizer.grad_scale, optimizer.found_inf = scaling
-        give(params, 0)
-        optimizer.step()
-        return params, optimizer, scaling
-
-    eager, replayed = world(), world()
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        replayed[1].step()
-    for step in range(1, 12):
-        for params, optimizer, scaling in (eager, replayed):
-            give(params, step)
-            optimizer.max_grad_norm = 2.0 + step
-            for tensor, value in zip(scaling, (4.0 + step, float(step == 4)), strict=False):
-                tensor.fill_(value)
-        eager[1].step()
-        replayed[1].refresh()
-        graph.replay()
-        if not (scaled and step == 4):
-            assert torch.equal(eager[1].grad_norm, replayed[1].grad_norm)
-    assert equal(ends(*eager[:2]), ends(*replayed[:2]))
-    del graph
-    gc.collect()
-
-
-@pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipped and scaled"])
-@pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
-def test_under_the_forward_it_has_the_same_bits(scaled: bool) -> None:
-    def run(attached: bool) -> tuple[Ends, Any]:
-        torch.manual_seed(3)
-        layers = [each for _ in range(4) for each in (torch.nn.Linear(1200, 1200), torch.nn.Tanh())]
-        model = torch.nn.Sequential(*layers).cuda()
-        params = [*model.parameters()]
-        optimizer = PagedAdamW(params, **NUMBERS, fused=scaled or None, device_budget=0, max_grad_norm=0.02)
-        scaler = torch.amp.GradScaler("cuda", init_scale=2.0**10, growth_interval=3, enabled=scaled)
-        if attached:
-            optimizer.attach(model)
-        for step in range(10):
-            loss = model(torch.randn(8, 1200, device="cuda")).square().mean()
-            scaler.scale(loss).backward()
-            if step == 5:
-                params[0].grad[0, 0] = float("inf") if scaled else 0.0
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-        optimizer.wait()
-        return ends(params, optimizer), optimizer
-
-    plain, hidden = run(False), run(True)
-    assert equal(plain[0], hidden[0])
-    assert hidden[1].overlap_report().hidden > 10
+def test_steps_are_left_out_and_averaged_without_waiting(place: str) -> None:
+    """As on a CPU, but for the device's powers; the average is torch's, to the bit."""
+    params = parameters()
+    twins = [torch.nn.Parameter(p.detach().cpu()) for p in params]
+    how: dict[str, Any] = {**NUMBERS, "fused": True, "max_grad_norm": 1.0, "skip_nonfinite": True, "after": ema(0.99)}
+    optimizer, other = PagedAdamW(params, **how, **PLACES[place]), PagedAdamW(twins, **how)
+    averages = [p.detach().clone() for p in params]
+    for step in range(8):
+        give(params, step)
+        give(twins, step)
+        if step in (2, 5):
+            params[1].grad[7] = twins[1].grad[7] = float("inf" if step == 2 else "nan")  # type: ignore[index]
+        torch.cuda.synchronize()
+        with no_synchronizing() if step > 2 else contextlib.nullcontext():
+            optimizer.step()
+        other.step()
+        if step == 0:
+            averages = [p.detach().clone() for p in params]
+        elif step not in (2, 5):
+            torch._foreach_lerp_(averages, [p.detach() for p in params], 1 - 0.99)
+    assert optimizer.skipped == other.skipped == 2
+    for p, q, average in zip(params, twins, averages, strict=True):
+        torch.testing.assert_close(p.cpu(), q, rtol=1e-5, atol=1e-6)
+        assert optimizer.state[p]["step"] == other.state[q]["step"] == 6
+        assert torch.equal(optimizer.state[p]["param_ema"], average)
+    before = [p.detach().clone() for p in params]
+    with optimizer.averaged():
+        assert all(torch.equal(p, average) for p, average in zip(params, averages, strict=True))
+    assert all(torch.equal(p, value) for p, value in zip(params, before, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

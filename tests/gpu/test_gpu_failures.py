@@ -94,16 +94,6 @@ def test_an_interrupt_in_a_staged_sweep_waits_for_its_end(scene: Scene, monkeypa
         assert stage.verdict(may_be_damaged=False) == "after", f"copy {at}"
 
 
-@pytest.mark.parametrize("scene", STAGED[:1], ids=str)
-def test_a_second_interrupt_in_a_staged_sweep_ends_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def twice() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    for _, stage in hit_with(twice, scene, monkeypatch):
-        stage.verdict(may_be_damaged=True)
-
-
 def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = set_up(Scene("first step", "spilled", "adamw", "cuda"))
     with monkeypatch.context() as here:

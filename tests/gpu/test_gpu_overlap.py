@@ -29,6 +29,7 @@ from pagedopt.optim.queue import QueuedStep
 from tests.optim.overlapped_acts import ACTS
 from tests.optim.overlapped_joins import JOINS, loop_of
 from tests.optim.overlapped_models import LOOPS, STEPS, clip
+from tests.optim.test_overlap_lost import REPLACED, pending
 
 __all__ = ["deterministic_attention"]  # a fixture
 pytestmark = [
@@ -274,3 +275,22 @@ print(equal(Loop(device="cuda"), 4).hidden)
 def test_one_after_the_other(variable: str) -> None:
     """Right where kernels block the host, and where all streams share one queue."""
     assert int(python("-c", CHILD.format(paths=sys.path), timeout=55, fresh=True, **{variable: "1"})) > 0
+
+
+# --- on a GPU: memory that was freed while an update is queued is not written by it, whoever has it by then -----------
+
+
+@pytest.mark.parametrize("late", [SPIN], indirect=True)
+@pytest.mark.parametrize("name", [name for name in REPLACED if "shared" not in name])
+def test_memory_that_was_freed_is_not_written(name: str, late: None) -> None:
+    """As a graph, which is not launched; and call by call, where the update is in its stream by then."""
+    loop = pending(device="cuda")
+    size = loop.models[0][0].weight.numel()  # type: ignore[index]
+    REPLACED[name](loop)
+    others = [torch.full((size,), 7.0, device="cuda") for _ in range(8)]
+    with pytest.raises(RuntimeError, match="given other memory before it was waited for"):
+        loop.opts[0].wait()
+    torch.cuda.synchronize()
+    assert all(bool((each == 7).all()) for each in others)
+    with pytest.raises(RuntimeError, match=r"damaged: .* given other memory"):
+        loop.opts[0].step()

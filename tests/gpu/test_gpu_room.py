@@ -1,10 +1,11 @@
-"""Room on demand, and what happens when there is none: guards, fall-backs, failures half-way, leaks."""
+"""Room on demand, and what happens when there is none: guards, failures half-way, leaks."""
 
 from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import torch
 from gpu_support import NEEDED, all_of_the_card_in_the_end, settled
 from optim_support import ADAMW
 from spill_support import everything, parameters, same, steps, trained
-from stand_ins import raising
 from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy
-from pagedopt.system import driver, host, virtual, warn
+from pagedopt.placements import choose
+from pagedopt.system import driver, virtual
 
 pytestmark = [*NEEDED, pytest.mark.exclusive]
 
@@ -111,12 +112,6 @@ def test_auto_gives_state_what_the_cap_leaves_and_follows_it() -> None:
         assert opt.memory_report().by_place["host"] > 0
 
 
-def test_no_room_to_give_raises_the_first_error() -> None:
-    opt = PagedAdamW(parameters(), **ADAMW)
-    with pytest.raises(torch.OutOfMemoryError, match="too much"):
-        run_with_room(opt, raising(torch.OutOfMemoryError("too much")))
-
-
 def fail_when(monkeypatch: pytest.MonkeyPatch, hit: Callable[[list[str]], bool]) -> None:
     """Memory is refused where ``hit`` says so of the places that it was asked of until then."""
     create, calls = virtual.Range._create, list[str]()
@@ -168,59 +163,6 @@ def test_a_move_that_fails_half_way_loses_nothing(monkeypatch: pytest.MonkeyPatc
     assert same(everything(params, opt), everything(*trained(7)))
     opt.unspill()
     assert set(opt.memory_report().by_place) == {"device"}
-
-
-CAN = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages": True}
-
-
-FALLBACKS = [
-    ("mapped", {"host_pages": False}, "managed"),
-    ("mapped", {"host_pages": False, "concurrent_managed": False}, "host"),
-    ("managed", {"concurrent_managed": False}, "mapped"),
-    ("managed", {"concurrent_managed": False, "host_pages": False}, "host"),
-    ("managed", {"managed": False, "concurrent_managed": False, "host_pages": False}, "host"),
-]
-
-
-@pytest.mark.parametrize(("asked", "can", "got"), FALLBACKS)
-def test_what_a_device_cannot_do_falls_back_with_one_warning(
-    asked: str, can: dict[str, bool], got: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(driver, "capabilities", lambda _: driver.Capabilities(**{**CAN, **can}))
-    monkeypatch.setattr(warn, "_said", set())
-    if "concurrent_managed" in can:
-        monkeypatch.setattr(driver, "advise", lambda *a: calls.append("advise"))
-        monkeypatch.setattr(driver, "prefetch", lambda *a: calls.append("prefetch"))
-    params = parameters()
-    opt = PagedAdamW(params, placement=asked, device_budget="10MiB", transport="mapped", **ADAMW)
-    with pytest.warns(RuntimeWarning, match="results are the same") as caught:
-        steps(params, opt, 4)
-    assert len([w for w in caught if "placement" in str(w.message)]) == 1
-    assert opt.memory_report().placement == got
-    assert not calls
-    monkeypatch.undo()
-    assert same(everything(params, opt), everything(*trained(4)))
-
-
-def test_refused_managed_memory_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = driver.CudaError("cuMemAllocManaged", "CUDA_ERROR_NOT_SUPPORTED", "operation not supported")
-    monkeypatch.setattr(driver, "allocate_managed", raising(refused))
-    monkeypatch.setattr(warn, "_said", set())
-    params = parameters()
-    opt = PagedAdamW(params, placement="managed", device_budget="10MiB", transport="mapped", **ADAMW)
-    with pytest.warns(RuntimeWarning, match="CUDA_ERROR_NOT_SUPPORTED"):
-        steps(params, opt, 1)
-    assert opt.memory_report().placement == "mapped"
-
-
-def test_too_little_host_memory_is_said_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = parameters()
-    monkeypatch.setattr(host, "rooms", lambda: [host.Room(20 * MiB, 20 * MiB, "the machine")])
-    opt = PagedAdamW(params, device_budget=0, **ADAMW)
-    with pytest.raises(MemoryError, match="page-locked"):
-        steps(params, opt, 1)
-    assert not opt.state
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -285,3 +227,68 @@ def test_no_power_of_two_is_asked_for() -> None:
         assert room - available() <= 1.02 * asked + 16 * MiB
         del opt
         gc.collect()
+
+
+# --- state that nobody placed, on a GPU: torch's own, until it has to move; and what the user is told when ------------
+
+
+@pytest.fixture
+def pages() -> None:
+    if not choose.moves_on_demand(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("this GPU has no pages that move")
+
+
+# ---- memory that ends ----
+
+
+@pytest.fixture
+def shortage() -> Iterator[Callable[[int], None]]:
+    """Torch may have what it has now and so many bytes more."""
+
+    def cap(more: int) -> None:
+        settled()
+        share = (torch.cuda.memory_reserved() + more) / torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(share)
+
+    yield cap
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def large(count: int = 1, **options: Any) -> tuple[list[torch.nn.Parameter], PagedAdamW]:
+    """256 MiB of state."""
+    return trained(count, shapes=((8 << 20,),) * 4, gaps=False, **options)
+
+
+def filled(nbytes: int) -> int:
+    """Ask for so much of the device for a moment."""
+    return torch.ones(nbytes, dtype=torch.uint8, device="cuda").nbytes
+
+
+@pytest.mark.usefixtures("pages")
+def test_a_batch_that_does_not_fit_beside_the_state_fits_without(shortage: Callable[[int], None]) -> None:
+    params, opt = large()
+    before = everything(params, opt)
+    shortage(64 * MiB)
+    with pytest.raises(torch.OutOfMemoryError):
+        filled(256 * MiB)
+    assert run_with_room(opt, partial(filled, 256 * MiB)) == 256 * MiB
+    assert same(before, everything(params, opt))
+
+
+@pytest.mark.usefixtures("pages")
+def test_the_note_beside_a_real_error_says_what_helps(shortage: Callable[[int], None]) -> None:
+    _, opt = large()
+    shortage(64 * MiB)
+
+    def batch() -> int:
+        with opt.guard():
+            return filled(160 * MiB)
+
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+        batch()
+    (note,) = caught.value.__notes__
+    assert note.startswith("state holds 256 MiB here; device_budget='128MiB' frees 128 MiB and costs about ")
+    assert note.endswith("set_device_budget('128MiB')")
+    del caught
+    opt.set_device_budget("128MiB")
+    assert batch() == 160 * MiB

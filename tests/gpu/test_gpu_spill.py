@@ -6,17 +6,24 @@ That no place changes a bit is in ``tests/optim/test_places.py``.
 from __future__ import annotations
 
 import functools
-from typing import Any
+import gc
+import io
 
 import pytest
 import torch
-from gpu_support import NEEDED
-from optim_support import ADAMW
+from gpu_support import NEEDED, no_synchronizing
+from optim_support import ADAMW, step_on_ones
 from spill_support import everything, parameters, same, steps, trained
 from staged import call_by_call
 
 from pagedopt import PagedAdamW
+from pagedopt.paging.pages import GRANULE, lay_out
 from pagedopt.paging.policy import SLOTS
+from pagedopt.placements.arena import Arena
+from pagedopt.placements.managed import ManagedArena
+from pagedopt.placements.mapped import MappedArena
+from pagedopt.placements.plain import PinnedArena
+from pagedopt.system import driver
 from pagedopt.system.copies import Copy
 
 pytestmark = NEEDED
@@ -90,9 +97,9 @@ def test_a_step_takes_no_more_than_budget_and_ring() -> None:
 
 def test_steps_follow_the_current_stream() -> None:
     want = on_the_device()
-    for way in ("staged", "in_place"):
+    for place in ({}, {"device_budget": "9MiB"}, {"device_budget": "9MiB", "host_access": "in_place"}):
         params = parameters()
-        opt = PagedAdamW(params, device_budget="9MiB", host_access=way, **ADAMW)
+        opt = PagedAdamW(params, **place, **ADAMW)
         side = torch.cuda.Stream()
         for step in range(7):
             stream = side if step % 2 else torch.cuda.current_stream()
@@ -115,21 +122,6 @@ def test_a_step_waits_for_nothing() -> None:
     torch.cuda.synchronize()
 
 
-def test_state_that_is_partly_away_can_be_used_as_any_tensor(tmp_path: Any) -> None:
-    params, opt = trained(3, device_budget="20MiB")
-    for p in params:
-        value = opt.state[p]["exp_avg_sq"]
-        copy = value.clone()
-        assert torch.equal(value.cpu(), copy.cpu())
-        assert torch.equal((value * 2).cpu(), (copy * 2).cpu())
-        value.zero_()
-        value.copy_(copy.cpu())
-        assert torch.equal(value, copy)
-    torch.save(opt.state_dict(), tmp_path / "state.pt")
-    saved = torch.load(tmp_path / "state.pt", map_location="cpu")
-    assert torch.equal(saved["state"][0]["exp_avg"], opt.state[params[0]]["exp_avg"].cpu())
-
-
 @call_by_call
 @pytest.mark.parametrize("nth", [2, 3, 8])
 def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,3 +141,108 @@ def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monk
     monkeypatch.undo()
     assert not opt.damaged
     assert same(before, everything(params, opt))
+
+
+# --- each state tensor has a storage of its own -----------------------------------------------------------------------
+
+
+DTYPES = (torch.float32, torch.bfloat16)
+SHAPES = ((1000, 1000), (), (0, 3), (7,), (1 << 20,), (333, 77))
+KINDS = [MappedArena, ManagedArena, PinnedArena]
+
+
+def arena(kind: type[Arena], resident: int) -> Arena:
+    device = torch.device("cuda", torch.cuda.current_device())
+    if refusal := kind.refusal(device):
+        pytest.skip(f"{kind.name}: {refusal}")
+    numels = [torch.Size(shape).numel() for shape in SHAPES]
+    layout = lay_out(numels, [dtype.itemsize for dtype in DTYPES], kind.granule, GRANULE)
+    return kind(layout, device, resident)
+
+
+def views(made: Arena) -> list[torch.Tensor]:
+    like = [torch.zeros(shape, device="cuda") for shape in SHAPES]
+    return [made.view(s, i, t, dtype) for s, dtype in enumerate(DTYPES) for i, t in enumerate(like)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("resident", [0, 1])
+def test_a_state_tensor_has_a_storage_of_exactly_its_bytes(kind: type[Arena], resident: int) -> None:
+    made = arena(kind, resident)
+    found = views(made)
+    for number, tensor in enumerate(found):
+        assert not tensor.any()
+        assert tensor.shape == SHAPES[number % len(SHAPES)]
+        assert tensor.dtype == DTYPES[number // len(SHAPES)]
+        assert tensor.is_contiguous()
+        assert not tensor._is_view()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+        assert tensor.device == made.device
+        tensor.fill_(number + 1)
+    assert all((tensor == number + 1).all() for number, tensor in enumerate(found))
+    begin = made.tensor.data_ptr()
+    assert all(begin <= t.data_ptr() < begin + made.tensor.nbytes for t in found if t.numel())
+    paged, plain = io.BytesIO(), io.BytesIO()
+    torch.save(found[3], paged)
+    torch.save(found[3].clone(), plain)
+    assert len(paged.getvalue()) == len(plain.getvalue())
+    if kind.paged:
+        made.move(made.layout.pages - resident)
+        assert all((tensor == number + 1).all() for number, tensor in enumerate(found))
+
+
+@pytest.mark.exclusive
+def test_the_range_goes_with_its_last_tensor() -> None:
+    torch.zeros(1, device="cuda")
+    made = arena(MappedArena, 99)
+    found = views(made)
+    found[4].fill_(3)
+    kept, nbytes = found[4], made.layout.nbytes
+    gc.collect()
+    torch.cuda.synchronize()
+    held = torch.cuda.mem_get_info()[0]
+    del made, found
+    gc.collect()
+    assert torch.cuda.mem_get_info()[0] <= held + (1 << 20)
+    assert (kept == 3).all()
+    torch.cuda.synchronize()
+    held = torch.cuda.mem_get_info()[0]
+    del kept
+    gc.collect()
+    assert torch.cuda.mem_get_info()[0] >= held + nbytes - (1 << 20)
+
+
+# --- on the current stream, without waiting, and in managed memory -------------------------------
+
+
+def test_managed_state_is_managed_and_survives_the_optimizer() -> None:
+    params, opt = trained(2, placement="managed")
+    report = opt.memory_report()
+    assert (report.placement, set(report.by_place)) == ("managed", {"device"})
+    state = opt.state[params[0]]["exp_avg"]
+    d = driver.bindings()
+    kind = d.CUpointer_attribute.CU_POINTER_ATTRIBUTE_IS_MANAGED
+    assert driver.check("cuPointerGetAttribute", d.cuPointerGetAttribute(kind, state.data_ptr()))
+    expected = state.clone()
+    del opt
+    torch.cuda.synchronize()
+    assert torch.equal(state, expected)
+
+
+def test_step_does_not_synchronize_nor_allocate() -> None:
+    _, opt = trained(6, gaps=False)  # more steps than the ring of tables has places
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with no_synchronizing():
+        for _ in range(3):
+            opt.step()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_parameters_of_another_device_than_the_current_one() -> None:
+    params = [torch.nn.Parameter(torch.ones(1000, device=f"cuda:{i}")) for i in (1, 0, 1)]
+    opt = PagedAdamW(params, lr=0.5, weight_decay=0.0)
+    step_on_ones(opt)
+    torch.cuda.synchronize(0)
+    torch.cuda.synchronize(1)
+    assert all(torch.allclose(p, torch.full_like(p, 0.5)) for p in params)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-import mmap
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gpu_support import launching, no_synchronizing
-from stand_ins import raising
 from support import F32, assert_updated, lists_for, on, same_bits, scalars_for
 
 from pagedopt import DeviceTable, Sweep
 from pagedopt.rules import RULES
 from pagedopt.system import driver
-from pagedopt.tables.layout import batches
-from pagedopt.transports import choose
-from pagedopt.transports.by_value import StructTransport
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE, ManagedTransport
 
@@ -154,27 +147,6 @@ def test_a_step_never_synchronizes(name: str) -> None:
 # ---- what is counted ----
 
 
-def test_by_value_takes_as_many_launches_as_there_are_batches() -> None:
-    before = lists_for(ADAMW, (17,) * 700, FLOATS)
-    after, way = on("cuda", before), StructTransport(torch.cuda.current_device())
-    sweep = Sweep(ADAMW, after, transport=way)
-    sweep.run(scalars_for(ADAMW))
-    assert sweep.launches == len(list(batches(sweep.table.host, way.words))) > 5
-    assert way.copied_bytes == 0
-    assert_updated(ADAMW, before, after, scalars_for(ADAMW))
-
-
-@pytest.mark.parametrize(("name", "copies"), [("managed", False), ("mapped", False), ("memcpy", True)])
-def test_explicit_copies_are_counted(name: str, copies: bool) -> None:
-    way = TRANSPORTS[name](torch.cuda.current_device())
-    sweep = Sweep(ADAMW, on("cuda", lists_for(ADAMW, SIZES, FLOATS)), transport=way)
-    sweep.run(scalars_for(ADAMW, 1))
-    assert way.copied_bytes == (sweep.table.host.words.nbytes if copies else 0)
-    sweep.run(scalars_for(ADAMW, 2))
-    assert (way.copied_bytes > sweep.table.host.words.nbytes) is copies
-    assert sweep.launches == 2
-
-
 # ---- graphs ----
 
 
@@ -208,61 +180,7 @@ def test_a_graph_replays_what_was_captured(name: str) -> None:
     assert not torch.equal(replayed[0][2].cpu(), before[0][2])
 
 
-def test_a_graph_is_not_touched_by_later_steps_of_its_own_sweep() -> None:
-    x = torch.ones(1000, device="cuda")
-    sweep = Sweep(MUL, [[x]])
-    graph = captured(sweep, {"scalar": 2.0})
-    want = 1.0
-    for step in range(2 * RING_SIZE):
-        scalar = (3.0, 0.5)[step % 2]
-        sweep.run({"scalar": scalar})
-        graph.replay()
-        want *= scalar * 2
-    torch.cuda.synchronize()
-    assert (x == want).all()
-
-
 # ---- fallbacks ----
-
-
-def refused(name: str) -> Callable[..., Any]:
-    return raising(driver.CudaError(name, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"))
-
-
-CHOSEN = {"attribute": "mapped", "managed": "mapped", "managed and mapped": "memcpy"}
-
-
-@pytest.mark.parametrize(("injure", "chosen"), CHOSEN.items())
-def test_fallbacks_give_the_same_bits_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, injure: str, chosen: str
-) -> None:
-    before = lists_for(ADAMW, SIZES, FLOATS)
-    plain, injured = on("cuda", before), on("cuda", before)
-    Sweep(ADAMW, plain).run(scalars_for(ADAMW))
-    calls: list[str] = []
-    for name in ("advise", "prefetch"):
-        real = getattr(driver, name)
-        monkeypatch.setattr(driver, name, lambda *a, name=name, real=real: (calls.append(name), real(*a))[1])
-    if injure == "attribute":
-        less = driver.Capabilities(managed=True, concurrent_managed=False, mapped=True)
-        monkeypatch.setattr(driver, "capabilities", lambda device: less)
-    else:
-        monkeypatch.setattr(driver, "allocate_managed", refused("cuMemAllocManaged"))
-        if injure == "managed and mapped":
-            monkeypatch.setattr(driver, "allocate_mapped", refused("cuMemHostAlloc"))
-    monkeypatch.setattr(choose, "_working", functools.cache(choose._working.__wrapped__))  # which remembers
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        sweep = Sweep(ADAMW, injured)
-        Sweep(ADAMW, injured)
-    assert sweep.transport.name == chosen
-    said = [w for w in said if "pointer tables" in str(w.message)]
-    assert [w.category for w in said] == [RuntimeWarning]
-    assert f"Using {chosen!r}" in str(said[0].message)
-    sweep.run(scalars_for(ADAMW))
-    torch.cuda.synchronize()
-    assert calls == []
-    assert same_bits(plain, injured)
 
 
 def test_a_refused_allocation_leaves_the_device_usable() -> None:
@@ -297,13 +215,6 @@ def test_both_sides_see_one_managed_buffer() -> None:
     torch.cuda.synchronize()
     assert view.data_ptr() == address
     assert view.sum().item() == 6 * 4096
-
-
-def test_managed_buffers_share_no_page() -> None:
-    need_concurrent_access()
-    index = torch.cuda.current_device()
-    buffers = [driver.allocate_managed(248, index) for _ in range(20)]
-    assert len({buffer.address // mmap.PAGESIZE for buffer in buffers}) == len(buffers)
 
 
 SCALE = r"""

@@ -18,8 +18,7 @@ from pagedopt.paging.budget import Budget
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import resident_pages, schedule
 from pagedopt.paging.visits import Span, passes, plan
-from pagedopt.placements.file import FileArena
-from pagedopt.placements.movers import FileMover
+from pagedopt.placements.file import FileArena, FileMover
 from pagedopt.system.state_file import FOLDER_VARIABLE, state_folder
 
 MIB = 1 << 20

@@ -24,14 +24,7 @@ import pytest
 FOLDERS = ("gpu", "experiments", "clients", "planning")
 #: Other files without the marker ``gpu`` whose tests look at the card where there is one.  To ask for its name, as all
 #: do that write down what machine this is, takes a CUDA context, and so some of its memory.
-ALSO_ON_THE_CARD = (
-    "test_doctor.py",
-    "test_ignored_interrupts.py",
-    "test_plan.py",
-    "test_train.py",
-    "test_train_files.py",
-    "test_train_spill.py",
-)
+ALSO_ON_THE_CARD = ("test_doctor.py", "test_plan.py", "test_train.py")
 
 
 class Lock:

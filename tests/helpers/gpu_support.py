@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pagedopt.system import graphs
+
 NEEDED = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=NEEDED)]
 
@@ -26,6 +28,12 @@ def launching() -> pytest.MarkDecorator:
     pytest.importorskip("cupy", reason="needs CuPy to launch kernels")
     pytest.importorskip("cuda.bindings.driver", reason="needs cuda-bindings")
     return pytest.mark.gpu
+
+
+def count_held() -> int:
+    """How many objects captured graphs keep alive; those of graphs that are gone are let go first."""
+    graphs.drop_released()
+    return len(graphs._held)
 
 
 def settled() -> None:

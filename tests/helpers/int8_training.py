@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,6 @@ Params = list[torch.nn.Parameter]
 
 #: State of the first spans pages of a file.  Two have too few elements for int8, one has none at all.
 SHAPES = ((300, 301), (4096,), (4095,), (16, 257), (20, 256), (0,), (5000,), (7, 3))
-STEPS = 8
 KINDS: dict[str, tuple[type[PagedOptimizer], dict[str, Any]]] = {
     "stochastic": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1}),
     "nearest": (PagedAdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95)}),
@@ -112,22 +109,6 @@ def made(case: dict[str, Any]) -> tuple[PagedOptimizer, Params]:
     return kind(groups_of(params, case["own"]), state_format="int8", **options), params
 
 
-def load(opt: Any, params: Params, saved: dict[str, Any]) -> None:
-    """Parameters and state of a checkpoint."""
-    with torch.no_grad():
-        for p, value in zip(params, saved["params"], strict=True):
-            p.copy_(value)
-    opt.load_state_dict(saved["state"])
-
-
-def save(file: Path, opt: Any, params: Params) -> None:
-    """A checkpoint that is there as a whole or not at all."""
-    torch.save({"params": [p.detach() for p in params], "state": opt.state_dict()}, file.with_suffix(".part"))
-    os.replace(file.with_suffix(".part"), file)
-
-
-#: Of the training that is killed: state of one parameter is away, and rounding adds up.
-LONG, SMALL_SHAPES = 200, ((64, 100), (50, 7), (40, 230))
 #: How it is stored: the dtype of parameters, and options.
 STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "int8": (torch.float32, {"state_format": "int8"}),
@@ -135,19 +116,3 @@ STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
     "+8 and int8": (torch.bfloat16, {"param_format": "bfloat16+8", "state_format": "int8"}),
     "+16": (torch.bfloat16, {"param_format": "bfloat16+16"}),
 }
-
-
-def long_training(place: str, stored: str) -> tuple[PagedOptimizer, Params]:
-    """A small optimizer for many steps."""
-    dtype, options = STORED[stored]
-    params = parameters(dtype, SMALL_SHAPES)
-    return PagedAdamW(params, lr=1e-2, seed=3, **options, **PLACES[place]), params
-
-
-def train_until_killed(folder: str, stored: str) -> None:
-    """In a process of its own: a checkpoint halfway, and steps without end."""
-    torch.set_num_threads(1)
-    opt, params = long_training("file", stored)
-    train(opt, params, range(LONG // 2))
-    save(Path(folder) / "half.pt", opt, params)
-    train(opt, params, range(LONG // 2, 1 << 40))

@@ -255,7 +255,7 @@ class Driver:
             self.accessible.remove(address)
             self.order.host("unmapping", writes=[self.memory.drop(address)])
             flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | libc._MAP_FIXED
-            libc._call("mmap", address, nbytes, libc._PROT_READ_WRITE, flags, -1, 0)
+            libc.call("mmap", address, nbytes, libc._PROT_READ_WRITE, flags, -1, 0)
 
     # --- streams and events
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from often import long_but
 from played_card import Card
+from played_driver import Result
 from played_torch import CUDA, Stream
+from torch import nn
 
 from pagedopt import PagedAdamW
 
@@ -30,6 +34,7 @@ some_orders = pytest.mark.parametrize(
     ids=str,
 )
 Ends = list[torch.Tensor]
+WIDTH = 40
 
 
 class Run:
@@ -53,9 +58,37 @@ class Run:
     def adamw(self, params: Iterable[torch.nn.Parameter], **options: Any) -> PagedAdamW:
         """An optimizer; on a CPU its state, in whatever format, is where it is."""
         if self.card is None:
-            same = ("state_format", "param_format", "param_rounding", "max_grad_norm", "fused", "amsgrad")
-            options = {name: value for name, value in options.items() if name in same}
+            away = ("placement", "device_budget", "host_access", "transport", "blocks", "preallocate", "capturable")
+            options = {name: value for name, value in options.items() if name not in away}
         return PagedAdamW(params, lr=1e-2, weight_decay=0.1, **options)
+
+    def net(self, count: int = 3, **options: Any) -> tuple[nn.Module, PagedAdamW]:
+        """A model of so many layers, and its optimizer; they are attached on a card."""
+        torch.default_generator.manual_seed(5)
+        layers = [each for _ in range(count) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+        model = nn.Sequential(*layers).to(self.device)
+        optimizer = self.adamw(model.parameters(), device_budget=0, **options)
+        if self.card is not None:
+            optimizer.attach(model)
+        return model, optimizer
+
+    def backward(self, model: nn.Module) -> torch.Tensor:
+        """Of a loss on new numbers, which is returned."""
+        loss: torch.Tensor = model(self.numbers(4, WIDTH)).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    @contextlib.contextmanager
+    def refused(self, *names: str, error: Any = Result.CUDA_ERROR_OUT_OF_MEMORY) -> Iterator[None]:
+        """A block in which the card's driver refuses these calls."""
+        self.before(lambda name: error if name in names else None)
+        yield
+        self.before(lambda name: None)
+
+    def before(self, act: Callable[[str], Any]) -> None:
+        """Called with each call of the card's driver: may answer with an error, or raise."""
+        if self.card is not None:
+            self.card.driver.before = act
 
     def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:
         for p in params:
@@ -82,9 +115,34 @@ def ends_of(params: Iterable[torch.Tensor], optimizer: Any) -> Ends:
     return [t.detach().cpu() for t in (*params, *state)]
 
 
-def play(monkeypatch: pytest.MonkeyPatch, act: Callable[[Run], Ends], order: Order) -> None:
-    """Play a run under one order of streams: nothing is out of order, and it ends in the bits of the CPU's."""
+def play(monkeypatch: pytest.MonkeyPatch, act: Callable[[Run], Ends | None], order: Order) -> None:
+    """Play a run under one order of streams: nothing is out of order, and what it returns has the bits of a CPU."""
     with Card(monkeypatch, **order).playing() as card:
         played = act(Run(card))
+    if played is None:
+        return
     for number, (ours, theirs) in enumerate(zip(played, act(Run(None)), strict=True)):
         assert torch.equal(ours, theirs), f"result {number} is not that of the CPU"
+
+
+def played(orders: Any = None, **order: Any) -> Callable[[Callable[..., Ends | None]], Callable[..., None]]:
+    """Makes a test of a run's acts: :func:`play`, under each of ``orders``, or under this one.
+
+    What the function takes beside its run are the test's arguments.
+    """
+
+    def make(act: Callable[..., Ends | None]) -> Callable[..., None]:
+        of_act = inspect.signature(act).parameters
+
+        @functools.wraps(act)
+        def test(monkeypatch: pytest.MonkeyPatch, order: Order = order, **given: Any) -> None:
+            if "monkeypatch" in of_act:
+                given["monkeypatch"] = monkeypatch
+            play(monkeypatch, functools.partial(act, **given), order)
+
+        names = dict.fromkeys(("monkeypatch", *(["order"] if orders else []), *list(of_act)[1:]))
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        test.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # type: ignore[attr-defined]
+        return orders(test) if orders else test
+
+    return make

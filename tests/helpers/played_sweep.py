@@ -83,6 +83,10 @@ class Device:
         else:
             self.sweep.launch(scalars, steps, self)
 
+    def drain(self) -> None:
+        """Let the sweep's stream do all its work."""
+        self.cuda.drain(STREAM)
+
     def steps(self) -> list[Action]:
         """The first chunk at hand, two pages that visit."""
         end = len(self.sweep.table.host.chunks)

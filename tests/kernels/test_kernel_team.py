@@ -13,6 +13,7 @@ from support import F32, lists_for, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.kernels import cpu
+from pagedopt.kernels.cpu_text import MEMBER
 from pagedopt.rules import RULES
 from pagedopt.system.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.skipif(cpu.openmp() is None, reason="torch has no OpenM
 
 @pytest.fixture(scope="module")
 def kernel() -> Any:
-    found = load(TEXT + cpu.MEMBER, "seen", "pagedopt.kernels.numba_numbers")
+    found = load(TEXT + MEMBER, "seen", "pagedopt.kernels.numba_numbers")
     cpu.prepare(found)
     return found
 

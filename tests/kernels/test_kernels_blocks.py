@@ -18,7 +18,7 @@ from pagedopt import Sweep, rule
 from pagedopt.formats import Column, Format
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import FIRST, SECOND
-from pagedopt.kernels import cpu, nvrtc, source
+from pagedopt.kernels import cpu_text, nvrtc, source
 from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
@@ -113,7 +113,11 @@ def test_kernels_share_what_numba_compiles_of_a_format() -> None:
     """A store of 8 bits is most of what it compiles; nothing in it depends on the rule or on the parameter's dtype."""
     drawn = FIRST["by step"]
     shared = [
-        set(re.findall(r"from (pagedopt_\w+)", cpu.source(RULES[name], formats_of(RULES[name], (dtype, dtype), drawn))))
+        {
+            *re.findall(
+                r"from (pagedopt_\w+)", cpu_text.source(RULES[name], formats_of(RULES[name], (dtype,) * 2, drawn))
+            )
+        }
         for name, dtype in (("adamw", F32), ("adamw", BF16), ("lion", F16), ("adamw", F64))
     ]
     assert shared[0] == shared[1] == shared[2] != set()

@@ -9,15 +9,23 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
+import torch
+from played_sweep import Device
 from played_tables import Tables, change
 
+from pagedopt import DeviceTable
 from pagedopt.kernels import cuda as kernels
+from pagedopt.kernels import pointer
 from pagedopt.launch.on_device import STAGING_BUFFERS, DeviceStep
+from pagedopt.paging.visits import Update
 from pagedopt.rules import RULES
 from pagedopt.system import driver
 from pagedopt.tables.layout import Geometry, HostTable
+from pagedopt.transports.choose import TRANSPORTS
+from pagedopt.transports.ring import RING_SIZE
 from pagedopt.transports.transport import TABLE_AT
 
 RULE, ROWS, STREAM = RULES["adamw"], 3, 7
@@ -185,3 +193,140 @@ def test_a_copy_whose_buffer_could_not_be_had_can_be_queued_again(
     assert world.launch() == 1
     world.cuda.drain(STREAM)
     assert world.firsts == [first + 1 for first in before]
+
+
+# --- the one place that launches, on a played card: what comes before what, and what is left when it fails ------------
+
+
+#: Tensors whose table goes by value, and so many that it does not.
+FEW, MANY = (700, 1, 3, 2000), (700, 1, 3, 2000) * 60
+
+every_transport = pytest.mark.parametrize("name", TRANSPORTS)
+every_size = pytest.mark.parametrize("sizes", [FEW, MANY], ids=["few", "many"])
+
+
+@every_transport
+@every_size
+@pytest.mark.parametrize("prepared", [True, False])
+def test_nothing_is_compiled_once_pages_are_on_their_way(
+    name: str, sizes: tuple[int, ...], prepared: bool, cuda: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch, cuda, name, sizes)
+    if prepared:
+        device.sweep.compile()
+        assert device.log == ["compile"], "nothing, or something else, was prepared"
+    device.step(1, device.steps())
+    device.step(2, device.steps())
+    assert device.log.count("compile") == 1, "what was prepared is not what is launched"
+    assert device.log[:2] == ["compile", "begin"]
+    device.drain()
+
+
+@every_transport
+def test_what_is_launched_is_counted_and_stands_between_the_moves(
+    name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch, cuda, name, FEW)
+    device.step(1, device.steps())
+    rest = len(device.sweep.table.host.chunks) - 3
+    assert device.log[1:] == [
+        *("begin", "fetch 8", "fetch 9", "launch 1"),
+        *("arrive 8", "launch 2", "evict 8"),
+        *("arrive 9", f"launch {rest}", "evict 9", "finish"),
+    ]
+    assert device.sweep.launches == 3
+    device.step(2)
+    assert device.sweep.launches == 4
+    device.drain()
+
+
+@every_transport
+@pytest.mark.parametrize(("fails", "begun"), [("compile", False), ("fetch", False), ("launch", True)])
+def test_a_step_has_begun_when_its_first_launch_is_made(
+    name: str, fails: str, begun: bool, cuda: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(monkeypatch, cuda, name, FEW)
+    if fails != "compile":
+        device.step(1)
+    device.fails = fails
+    with pytest.raises(OSError, match=fails):
+        device.step(2, device.steps())
+    assert device.sweep.begun is begun
+    assert ("finish" in device.log) == (fails != "compile")
+    device.fails = ""
+    device.step(3, device.steps())
+    assert device.sweep.begun
+    device.drain()
+
+
+def test_a_step_without_work_has_not_begun(cuda: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, cuda, "managed", FEW)
+    device.step(1)
+    device.step(2, [Update((1, 1))])
+    assert not device.sweep.begun
+    assert device.sweep.launches == 1
+
+
+@pytest.mark.parametrize("name", ["managed", "mapped", "memcpy", "hybrid"])
+def test_a_table_is_guarded_though_a_later_launch_of_the_step_failed(
+    name: str, cuda: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was launched before the failure still reads it."""
+    device = Device(monkeypatch, cuda, name, MANY)
+    for number in range(1, 2 * RING_SIZE):
+        with pytest.raises(ValueError, match="ends with pages in their slots"):
+            device.step(number, device.steps()[:4])
+    device.drain()
+    assert device.cuda.count("wait") == 2 * RING_SIZE - 1 - RING_SIZE
+
+
+# --- the table for kernels of one's own, walked by a Numba kernel on the CPU (tests/gpu has a CuPy RawKernel) ---------
+
+
+@numba.njit
+def scale_into(rows, by):  # type: ignore[no-untyped-def]
+    for i in range(len(rows)):
+        source = numba.carray(pointer(rows[i, 0]), rows[i, 2], numba.float32)
+        target = numba.carray(pointer(rows[i, 1]), rows[i, 2], numba.float32)
+        for j in range(rows[i, 2]):
+            target[j] = by * source[j]
+
+
+def test_a_numba_kernel_reads_the_rows() -> None:
+    sources = [torch.randn(n) for n in (3, 0, 4097)]
+    targets = [torch.full_like(t, 7.0) for t in sources]
+    table = DeviceTable([sources, targets], writes=[1])
+    scale_into(table.rows, 2.0)
+    assert all(torch.equal(t, 2 * s) for s, t in zip(sources, targets, strict=True))
+    moved = [t.clone() for t in sources]
+    assert table.refresh([moved, None])
+    moved[0].fill_(5.0)
+    scale_into(table.rows, 2.0)
+    assert targets[0].tolist() == [10.0] * 3
+    with table.rows_on_device() as address:
+        assert address == table.rows.ctypes.data
+
+
+def test_an_absent_tensor_is_skipped_by_its_size() -> None:
+    sources, targets = [torch.ones(3), torch.ones(3)], [torch.zeros(3), torch.zeros(3)]
+    table = DeviceTable([sources, targets], writes=[1])
+    table.refresh([None, [None, targets[1]]])
+    scale_into(table.rows, 2.0)
+    assert [t.tolist() for t in targets] == [[0.0] * 3, [2.0] * 3]
+
+
+def test_bad_lists_are_refused() -> None:
+    with pytest.raises(ValueError, match="same number of tensors"):
+        DeviceTable([[torch.ones(2)], []])
+
+
+@pytest.mark.parametrize(
+    ("writes", "error", "text"),
+    [(0, TypeError, r"writes is 0; give the indices of the lists that are overwritten, e\.g\. writes=\[0\]"),
+     ("0", TypeError, "writes is '0'; give the indices"),
+     ([2], ValueError, "writes names list 2; there is 0 to 1"),
+     ([0, -1], ValueError, "writes names list -1; there is 0 to 1")],
+)  # fmt: skip
+def test_lists_to_write_that_are_not_there_are_refused(writes: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        DeviceTable([[torch.ones(2)], [torch.ones(2)]], writes=writes)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pagedopt import Rule, compose, multi_tensor_apply, rule
 from pagedopt.rules import RULES, addcmul
@@ -167,17 +166,6 @@ def test_it_is_told_to_stay_out_of_cuda_graphs() -> None:
     assert tag is None or tag in operator().tags
 
 
-def test_it_is_one_node_of_a_graph() -> None:
-    def apply(weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        operator()([weight], [grad], decayed.registered, values)
-        return weight
-
-    given = (torch.ones(3), torch.ones(3), scalars(0.1))
-    graph = make_fx(apply)(*given)
-    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [operator()]
-    assert torch.equal(graph(torch.ones(3), *given[1:]), apply(torch.ones(3), *given[1:]))
-
-
 def test_an_exported_program_holds_it() -> None:
     class Decay(torch.nn.Module):
         def forward(self, weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -213,17 +201,6 @@ def test_an_eager_call_does_not_pass_through_it(monkeypatch: pytest.MonkeyPatch)
     multi_tensor_apply(decayed, [weights, grads], scalars(0.5))
     assert not calls
     assert not equal(weights, lists()[0])
-
-
-def test_functionalize_and_vmap_refuse_it() -> None:
-    def apply(weight: torch.Tensor) -> torch.Tensor:
-        operator()([weight], [torch.ones(3)], decayed.registered, scalars(0.1))
-        return weight
-
-    with pytest.raises(RuntimeError, match=r"custom .* operator whose output has alias annotations"):
-        torch.func.functionalize(apply)(torch.ones(3))
-    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
-        torch.func.vmap(apply)(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize(

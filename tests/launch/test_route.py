@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +15,19 @@ import numpy as np
 import pytest
 import torch
 from calls import calls
-from optim_support import ADAMW, bits, same
+from gpu_support import NEEDED
+from optim_support import ADAMW
 from support import threads
 
-from pagedopt import PagedAdamW
+import pagedopt
+from pagedopt import DeviceTable, PagedAdamW, Sweep
 from pagedopt.optim.pages import Route, _shift
 from pagedopt.paging.pages import lay_out
 from pagedopt.paging.policy import Move
 from pagedopt.paging.visits import Arrive, Evict, Fetch, Update
 from pagedopt.placements import FileArena
 from pagedopt.placements.movers import slot_bytes, slot_offset
+from pagedopt.transports.choose import TRANSPORTS
 
 SIZES = (40_000, 0, 3, 90_001, 1, 300_000)
 
@@ -90,15 +96,6 @@ def test_a_step_over_pages_is_few_calls() -> None:
     assert len(found) <= 255, Counter(function.co_name for function in found).most_common(20)
 
 
-def test_budgets_change_no_bit_and_may_change_between_steps() -> None:
-    params, opt = stepped(5)
-    others, spilled = stepped(2, device_budget=0)
-    for step, budget in enumerate([500_000, None, "1MB"], start=2):
-        spilled.set_device_budget(budget)
-        step_with(others, spilled, step)
-    assert same(bits(params, opt), bits(others, spilled))
-
-
 def test_the_plan_of_a_step_leaves_pages_without_gradients_where_they_are() -> None:
     _, opt = stepped(device_budget=400_000)
     route = route_of(opt)
@@ -131,30 +128,6 @@ def test_sizes_that_end_within_an_entry_pass_through_slots(ragged: int) -> None:
     assert route.at_hand == 0
 
 
-def test_state_that_is_half_elsewhere_is_updated_in_place() -> None:
-    """Else the update of the other half would be lost when its page comes back from its visit."""
-    params, opt = stepped(2)
-    others, spilled = stepped(1, device_budget=0)
-    spilled.state[others[3]]["exp_avg"] = spilled.state[others[3]]["exp_avg"].clone()
-    with pytest.warns(RuntimeWarning, match="device_budget"):
-        step_with(others, spilled, 1)
-    assert route_of(spilled) is None
-    assert same(bits(params, opt), bits(others, spilled))
-
-
-def test_state_that_is_wholly_elsewhere_leaves_the_others_their_visits() -> None:
-    params, opt = stepped(2)
-    others, spilled = stepped(1, device_budget=0)
-    entry = spilled.state[others[3]]
-    entry.update({name: entry[name].clone() for name in ("exp_avg", "exp_avg_sq")})
-    with pytest.warns(RuntimeWarning, match="device_budget"):
-        step_with(others, spilled, 1)
-    found = route_of(spilled)
-    assert found is not None
-    assert 3 in found.rows.tensor[: found.at_hand]
-    assert same(bits(params, opt), bits(others, spilled))
-
-
 def test_rows_of_a_page_point_into_its_slot_where_scales_share_a_granule() -> None:
     layout = lay_out([40 << 10], [1, Fraction(4, 64)], 4096, 4096)
     base, slot = 1 << 40, 1 << 33
@@ -167,3 +140,51 @@ def test_rows_of_a_page_point_into_its_slot_where_scales_share_a_granule() -> No
         for section, (width, shift) in enumerate(zip(layout.itemsizes, found, strict=True)):
             row = base + layout.sections[section] + int(page * layout.page_numel * width)
             assert (row + int(shift)) % 2**64 == ring.address(page % 4) + slot_offset(layout, section)
+
+
+# --- A deep copy of a list of addresses names the tensors of the copy, with the numbers that it is given from ---------
+
+
+@pagedopt.rule
+def less(x: float, *, rate: float) -> float:
+    return x - rate
+
+
+HOW: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda held: pickle.loads(pickle.dumps(held)),
+}
+DEVICES = [
+    pytest.param("cpu", "managed", id="cpu"),
+    *(pytest.param("cuda", name, id=f"cuda-{name}", marks=NEEDED) for name in TRANSPORTS),
+]
+
+
+def total(tensors: list[torch.Tensor]) -> float:
+    return float(sum(t.sum() for t in tensors))
+
+
+@pytest.mark.parametrize("has_run", [False, True], ids=["new", "has run"])
+@pytest.mark.parametrize(("device", "transport"), DEVICES)
+@pytest.mark.parametrize("how", HOW)
+def test_a_copied_sweep_updates_the_copies(how: str, device: str, transport: str, has_run: bool) -> None:
+    tensors = [torch.ones(3, device=device), torch.ones(5, device=device)]
+    sweep = Sweep(less, [tensors], transport=transport)  # type: ignore[arg-type]
+    if has_run:
+        sweep.run({"rate": 0.0})
+    other, others = HOW[how]((sweep, tensors))
+    other.run({"rate": 1.0})
+    assert (total(tensors), total(others)) == (8.0, 0.0)
+    sweep.run({"rate": 2.0})
+    del sweep
+    other.run({"rate": 3.0})
+    assert (total(tensors), total(others)) == (-8.0, -24.0)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_rows_of_a_copied_table_are_those_that_are_sent(how: str) -> None:
+    tensors = [torch.ones(3), torch.ones(5)]
+    table, others = HOW[how]((DeviceTable([tensors]), tensors))
+    assert table.rows[:, 0].tolist() == [t.data_ptr() for t in others]
+    words = table.host.words[table.host.rows_at :].view("int64").reshape(2, -1)
+    assert (words == table.rows).all()

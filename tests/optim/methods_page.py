@@ -40,6 +40,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
         PagedOptimizer.master, PagedOptimizer.master_state_dict, PagedOptimizer.load_master,
         PagedOptimizer.reset_master,
     ),
+    "An average of the weights": (PagedOptimizer.averaged,),
+    "A second rule": (PagedOptimizer.apply,),
     "CUDA graphs": (PagedOptimizer.refresh, PagedOptimizer.check_capture),
 }  # fmt: skip
 

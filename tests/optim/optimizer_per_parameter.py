@@ -74,7 +74,7 @@ def resident_bytes() -> int:
 
 def hold(count: int, large: int, options: dict[str, Any]) -> None:
     """Print what ``count`` optimizers hold after some steps, and what is left of it without them."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     folder = Path(os.environ["PAGEDOPT_STATE_DIR"])
     warm = parameters(3)
     keep = hooked(warm, **options)

@@ -15,6 +15,9 @@ import torch
 from support import BF16, F16, F32, F64, threads
 
 from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
+from pagedopt.kernels import cpu
+from pagedopt.optim import clip as meshes
+from pagedopt.optim.plan import Step
 from tests.optim.clipped import ends, equal, give, params_of
 from tests.specs import CASES
 from tests.world import INT8, RESIDENT, SIDES, SPILLED, Worlds, assert_same_bits, one_group
@@ -207,3 +210,107 @@ def test_a_class_of_ones_own_clips() -> None:
     p.grad = torch.tensor([3.0, 4.0, 0.0, 0.0])
     Descent([p], max_grad_norm=1.0).step()
     torch.testing.assert_close(p, -0.1 * p.grad / 5)
+
+
+# --- norms and steps that are refused: nothing has changed then -------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, -math.inf])
+def test_numbers_that_are_no_norm_are_refused(value: float) -> None:
+    with pytest.raises(ValueError, match=rf"max_grad_norm is {value}; it must be above 0; None: gradients are not"):
+        PagedAdamW(params_of(), max_grad_norm=value)
+    optimizer = PagedAdamW(params_of(), max_grad_norm=3)
+    with pytest.raises(ValueError, match="must be above 0"):
+        optimizer.max_grad_norm = value
+    assert optimizer.max_grad_norm == 3.0
+
+
+@pytest.mark.parametrize("value", ["1.0", True, torch.tensor(1.0), [1.0]])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"max_grad_norm is .*; it must be a number above 0, or None"):
+        PagedAdamW(params_of(), max_grad_norm=value)
+
+
+def test_a_step_within_a_backward_pass_is_refused() -> None:
+    """An optimizer for each parameter steps there: it would clip by a norm of its own."""
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = PagedSGD([p], lr=0.1, max_grad_norm=1.0)
+    p.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(RuntimeError, match=r"max_grad_norm is 1.0, and step\(\) was called within a backward pass"):
+        (p * 2).sum().backward()
+    assert torch.equal(p, torch.ones(3))
+    optimizer.max_grad_norm = None
+    (p * 2).sum().backward()
+    assert not torch.equal(p, torch.ones(3))
+
+
+def test_a_step_that_fails_before_its_launch_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = params_of()
+    optimizer = PagedAdamW(params, max_grad_norm=1.0)
+    give(params, 0)
+    optimizer.step()
+    before = ends(params, optimizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "run", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        with pytest.raises(MemoryError, match="no room"):
+            optimizer.step()
+    assert equal(before, ends(params, optimizer))
+    optimizer.step()
+
+
+# --- what an adversary found in clipping: norms set at an odd moment, and shards that were taken for replicas ---------
+
+
+def test_a_norm_that_is_set_while_a_step_runs_holds_from_the_next_one_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The running step ends behind it, and leaves its record: that of a step which does not clip."""
+    params = [torch.nn.Parameter(torch.zeros(4))]
+    params[0].grad = torch.full((4,), 10.0)
+    optimizer = PagedSGD(params, lr=1.0)
+    run = Step.run
+
+    def run_and_set(step: Step) -> Any:
+        optimizer.max_grad_norm = 1e-3
+        return run(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "run", run_and_set)
+        optimizer.step()
+    before = params[0].detach().clone()
+    for _ in range(3):
+        optimizer.step()
+    assert (params[0].detach() - before).norm() <= 3.1e-3
+    assert optimizer.grad_norm is not None
+
+
+def test_the_last_norm_outlives_another_one_to_clip_to() -> None:
+    params = [torch.nn.Parameter(torch.zeros(4))]
+    params[0].grad = torch.ones(4)
+    optimizer = PagedAdamW(params, fused=True, max_grad_norm=1.0)
+    optimizer.step()
+    optimizer.max_grad_norm = None
+    optimizer.grad_scale = torch.ones(())
+    optimizer.step()
+    assert optimizer.grad_norm == 2.0
+
+
+def test_a_tensor_sharded_twice_counts_in_each_process() -> None:
+    """torch's ``_StridedShard``, of FSDP2 over tensor parallel, says that it is no shard."""
+    from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
+
+    class Coordinates:
+        def get_coordinate(self) -> list[int]:
+            return [1, 0]
+
+    class Sharded:
+        placements = (_StridedShard(0, split_factor=2), Shard(0))
+        device_mesh = Coordinates()
+
+    class Replicated(Sharded):
+        placements = (Replicate(), Shard(0))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meshes, "is_sharded", lambda _: True)
+        mesh = next(iter(meshes.meshes_of([Sharded()]).values()))  # type: ignore[list-item]
+    assert mesh.dims == (0, 1)
+    assert mesh.counts(Sharded())  # type: ignore[arg-type]
+    assert not mesh.counts(Replicated())  # type: ignore[arg-type]

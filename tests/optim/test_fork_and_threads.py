@@ -6,19 +6,22 @@ import concurrent.futures.thread
 import copy
 import functools
 import json
+import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from children import python
-from held import together
+from held import forked, held_by_another, together
 from optim_support import bits, same
 from support import threads
 
 from pagedopt import PagedAdamW
+from pagedopt.optim.rule_optimizer import OptimizerLock
 from tests.optim import fork_apart
 from tests.optim.faults import Scene, Stage, is_same
 from tests.world import numbers
@@ -123,3 +126,58 @@ def test_pages_of_a_file_move_in_the_middle_of_any_pool_s_submit() -> None:
     step.join()
     assert not stuck
     assert opt.state[p]["step"] == 3
+
+
+# --- several threads at one optimizer: each step is taken, and nobody is told of a step of another's ------------------
+
+
+STEPS = 20
+
+
+def begun(**options: Any) -> tuple[PagedAdamW, torch.nn.Parameter]:
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 100_000))
+    p.grad = torch.linspace(1, 2, 100_000)
+    return PagedAdamW([p], **options), p
+
+
+LOOKS: dict[str, Callable[[PagedAdamW], Any]] = {
+    "state_dict": lambda opt: opt.state_dict(),
+    "deepcopy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "set_device_budget": lambda opt: opt.set_device_budget(opt.store.budget.said),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"device_budget": "50%"}], ids=str)
+def test_steps_and_looks_take_turns(options: dict[str, Any], look: str) -> None:
+    opt, p = begun(**options)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            opt.step()
+
+    def looks() -> None:
+        for _ in range(10):
+            LOOKS[look](opt)
+
+    assert together(steps, steps, looks) == []
+    assert opt.state[p]["step"] == 2 * STEPS
+    alone, q = begun(**options)
+    for _ in range(2 * STEPS):
+        alone.step()
+    assert torch.equal(p, q)
+
+
+def test_a_forked_child_finds_the_turn_open() -> None:
+    """Whoever held it is in the parent."""
+    opt, _ = begun()
+    opt.step()
+    with held_by_another(opt._lock()):
+        assert forked(opt.state_dict)
+
+
+def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:
+    turn = OptimizerLock()
+    with turn(), turn():
+        assert turn() is turn()

@@ -33,9 +33,10 @@ ODD = [
 
 def changed(case: str, name: str, value: float) -> dict[str, Any]:
     """``name`` as a group holds it."""
-    if name in ("beta1", "beta2"):
-        beta1, beta2 = CASES[case].options["betas"]
-        return {"betas": (value, beta2) if name == "beta1" else (beta1, value)}
+    if name.startswith("beta") and "betas" in CASES[case].options:
+        betas = [*CASES[case].options["betas"]]
+        betas[int(name[4:]) - 1] = value
+        return {"betas": tuple(betas)}
     return {name: value}
 
 

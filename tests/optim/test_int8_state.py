@@ -10,7 +10,8 @@ import pytest
 import torch
 from int8_oracle import Array, Draw
 from int8_support import flat, same
-from int8_training import KINDS, PLACES, Params, bits, give, parameters
+from int8_training import KINDS, PLACES, STORED, Params, bits, give, parameters, train
+from support import threads
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedLion
@@ -298,3 +299,16 @@ def test_parameters_that_join_later_change_no_draw_of_the_others() -> None:
         late.step()
     for p, other in zip(params[:2], mine, strict=True):
         assert torch.equal(flat(p), flat(other))
+
+
+@pytest.mark.parametrize("stored", STORED)
+def test_the_number_of_threads_changes_no_bit(stored: str) -> None:
+    dtype, options = STORED[stored]
+    results = []
+    for count in (1, 5):
+        with threads(count):
+            params = parameters(dtype)
+            opt = PagedAdamW(params, lr=1e-2, **options, **PLACES["part"])
+            train(opt, params, range(3))
+            results.append(bits(opt, params))
+    assert same(*results)

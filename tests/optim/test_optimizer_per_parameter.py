@@ -1,4 +1,4 @@
-"""An optimizer per parameter: a thousand of them hold few descriptors and no more than a page each, and make the usual
+"""An optimizer per parameter: each of a thousand holds no more than a page and a descriptor, and makes the usual
 bits."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def held(count: int, large: int, options: dict[str, Any]) -> dict[str, Any]:
 )
 def test_a_thousand_hold_little_beyond_their_state(large: int, options: dict[str, Any]) -> None:
     found = held(COUNT, large, options)
-    assert found["descriptors"] < 40
+    assert found["descriptors"] < 40 + COUNT * ("placement" in options)
     assert found["threads"] <= 0
     assert found["planned"] - found["state"] <= COUNT * LEAST
     assert found["rss"] - found["near"] <= RESIDENT + large * LARGE

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import io
 import pydoc
+import re
 import typing
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
+from optim_support import step_on_ones, stepped
+from rich.console import Console
 
 import pagedopt
+from pagedopt import Estimate, MemoryReport, PagedAdamW, PagedOptimizer, Rates, estimate
 from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
 from pagedopt.optim.options import MAX_SEED, TABLE
+from pagedopt.optim.overlap.overlap import OverlapReport
 from pagedopt.optim.registry import OPTIMIZERS
+from pagedopt.optim.rule_optimizer import RuleOptimizer
 from pagedopt.paging.budget import Budget
-from tests.optim import options_page
+from pagedopt.planning.rates import ASSUMED, WORDS
+from tests.optim import methods_page, options_page
+from tests.optim.made_pages import entries_of, sections_of
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
@@ -23,7 +34,7 @@ VALUES = [(name, value) for name, option in TABLE.items() for value in option.ta
 
 def each(values: str) -> list[Any]:
     """The values that a line of the table has."""
-    return list(eval(f"({values},)", {"torch": torch}))
+    return list(eval(f"({values},)", {"torch": torch, "pagedopt": pagedopt}))
 
 
 def test_the_page_is_made_of_the_table() -> None:
@@ -80,8 +91,9 @@ def test_every_name_that_an_option_takes_is_in_the_table(name: str) -> None:
 def test_what_the_table_shows_is_taken(name: str, values: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGEDOPT_STATE_DIR", str(tmp_path))
     dtype = torch.float16 if "torch.float16" in values else torch.float32
+    needed = {"max_grad_norm": 1.0} if name == "skip_nonfinite" else {}
     for value in each(values):
-        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3, dtype=dtype))], **{name: value})
+        pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3, dtype=dtype))], **needed, **{name: value})
 
 
 #: What the table's budgets are, in the words of their class.
@@ -120,3 +132,153 @@ def test_state_of_bfloat16_parameters_is_bfloat16_unless_asked() -> None:
         optimizer = pagedopt.PagedAdamW([p], state_format=value)
         optimizer.step()
         assert optimizer.state[p]["exp_avg"].dtype is dtype
+
+
+# --- how an optimizer and its reports show themselves: in units a person reads, on terminals and in notebooks ---------
+
+
+GIB = 1 << 30
+REPORT = MemoryReport({"device": 2 * GIB, "host": 3 << 20}, {"device": 2 * GIB, "host": 0}, "mapped", 5 * GIB, 7 << 20)
+
+
+def optimizer(**options: Any) -> PagedAdamW:
+    return stepped(1 << 20, **options)[1]
+
+
+@pytest.mark.parametrize(
+    "shown", [REPORT, estimate("7B", device_budget="2GiB"), ASSUMED], ids=lambda s: type(s).__name__
+)
+def test_reports_are_tables_with_all_they_say(shown: Any) -> None:
+    title, facts = shown.facts()
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(shown)
+    html = shown._repr_html_()
+    for text in (title, *(text for fact in facts for text in fact)):
+        assert text in " ".join(captured.get().split())  # a title is as wide as its table
+        assert text in html
+    assert html.count("<tr>") == html.count("</td>") == len(facts)
+
+
+def test_what_is_html_or_markup_is_shown_as_it_is() -> None:
+    assert "&lt;b&gt;Mine" in estimate("1B", rates=Rates(device=1e12, machine="<b>Mine</b>"))._repr_html_()
+    odd = Rates(up=1e9, machine="[bold]<b>Mine</b>[/bold]")
+    assert "&lt;b&gt;Mine" in odd._repr_html_()
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(odd)
+    assert "[bold]<b>Mine</b>[/bold]" in captured.get()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [str(REPORT), str(estimate("70B", device_budget="9TiB")), str(estimate("7B", device="cpu")), str(ASSUMED),
+     str(estimate([(3, 3)])), repr(optimizer()), str(optimizer(device_budget="50%").memory_report())],
+)  # fmt: skip
+def test_numbers_are_in_units_that_a_person_reads(text: str) -> None:
+    assert not re.search(r"\d,\d{3}(\.\d+)? [KMG]?i?B\b", text)
+    assert re.search(r"\d ([KMGT]iB|[GT]B/s|B)\b", text)
+
+
+def test_a_report_names_every_place() -> None:
+    assert str(REPORT) == (
+        "optimizer state (mapped, budget 5.00 GiB, ring of 7.00 MiB): 2.00 GiB on device (measured 2.00 GiB), "
+        "3.00 MiB on host (measured 0 B)"
+    )
+
+
+def test_before_the_first_step_a_report_says_what_makes_state() -> None:
+    words = "no state: the first step makes it, if the rule has any"
+    assert str(MemoryReport({}, {}, "device", None, 0)) == words
+    p = torch.nn.Parameter(torch.ones(3))
+    assert str(PagedAdamW([p], device_budget="2GiB").memory_report()) == f"{words} (budget 2.00 GiB)"
+    assert "none: the first step makes it, if the rule has any" in PagedAdamW([p]).memory_report()._repr_html_()
+
+
+def test_a_report_says_why_the_host_has_more_than_planned() -> None:
+    """After a save, which has read what is in the file; the next step drops it."""
+    params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(2)]
+    made, why = PagedAdamW(params, device_budget="50%"), "with pages read since the last step"
+
+    def reported() -> str:
+        step_on_ones(made)
+        return str(made.memory_report())
+
+    assert why not in reported()
+    torch.save(made.state_dict(), io.BytesIO())
+    report = made.memory_report()
+    assert report.measured["host"] > report.by_place["host"]
+    assert why in str(report)
+    assert why in report._repr_html_()
+    assert why not in reported()
+
+
+def test_a_cpu_has_no_device() -> None:
+    for shown in (optimizer().memory_report(), estimate("1B", device="cpu")):
+        for text in (str(shown), shown._repr_html_()):
+            assert "ordinary memory" in text
+            assert not re.search(r"\bdevice\b", text)
+    assert "pages in use" in str(estimate("1B", device="cpu", device_budget=0))
+    assert "ring" not in str(estimate("1B", device="cpu", device_budget=0))
+    assert isinstance(estimate("1B"), Estimate)
+    assert "ordinary" not in str(estimate("1B"))
+
+
+def test_an_optimizer_says_where_its_state_is() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    theirs = repr(torch.optim.AdamW([p])).replace("AdamW", "PagedAdamW")
+    assert repr(PagedAdamW([p])) == f"{theirs[:-1]}state: none yet; placement none, device_budget all\n)"
+    assert repr(optimizer()).endswith("\nstate: 8.00 MiB on host; placement ordinary memory, device_budget all\n)")
+    for given, said in ((1 << 22, "4.00 MiB"), (2e6, "1.91 MiB"), (0.25, "25% of the state"), ("2GiB", "2GiB")):
+        assert repr(PagedAdamW([p], device_budget=given)).endswith(f"device_budget {said}\n)")
+    made = optimizer(device_budget="50%")
+    text = r"state: (\S+) MiB on host, (\S+) MiB on file; placement file, device_budget 50%\n\)$"
+    found = re.search(text, repr(made))
+    assert found
+    assert float(found[1]) + float(found[2]) == pytest.approx(8, abs=0.3)
+    made.state[made.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1 << 20)
+    assert "placement file+device" in repr(made)
+
+
+def test_words_of_rates_are_of_all_of_them() -> None:
+    assert all(getattr(ASSUMED, name) for name in WORDS)
+    assert set(WORDS) == set(ASSUMED.as_dict()["bytes_per_second"])
+
+
+# --- ``notes/methods.md`` is made of docstrings, and has all that optimizers offer beside torch's ---------------------
+
+
+LISTED = [thing for things in methods_page.PARTS.values() for thing in things]
+
+
+def test_the_page_is_made_of_docstrings() -> None:
+    assert methods_page.PAGE.read_text() == methods_page.page(), "write it anew, as tests/optim/methods_page.py says"
+
+
+def test_every_method_is_there() -> None:
+    """Those of :class:`RuleOptimizer` are for who writes an optimizer; of torch's, state dicts say more here."""
+    own = set(dir(PagedOptimizer)) - set(dir(torch.optim.Optimizer)) - set(dir(RuleOptimizer))
+    methods = {name for name in own if name[0] != "_" and inspect.isfunction(getattr(PagedOptimizer, name))}
+    assert methods | {"state_dict", "load_state_dict"} == {m.__name__ for m in LISTED if inspect.isfunction(m)}
+    assert len(LISTED) == len(set(LISTED))
+
+
+@pytest.mark.parametrize("kind", [MemoryReport, OverlapReport])
+def test_every_field_of_a_report_is_explained(kind: Any) -> None:
+    lines = sections_of(inspect.getdoc(kind) or "")["Attributes"]
+    assert [name for name, text in entries_of(lines) if text] == [field.name for field in dataclasses.fields(kind)]
+    assert kind in LISTED
+
+
+@pytest.mark.parametrize("thing", LISTED, ids=lambda thing: thing.__name__)
+def test_every_argument_is_explained(thing: Any) -> None:
+    if inspect.isfunction(thing) and (names := list(inspect.signature(thing).parameters)[1:]):
+        sections = sections_of(inspect.getdoc(thing) or "")
+        known = {name for name, _ in entries_of(sections.get("Args", []))}
+        assert known == set(names)
+
+
+def test_the_pages_where_one_looks_name_it() -> None:
+    root = methods_page.PAGE.parent.parent
+    for page in ("README.md", "notes/README.md", "notes/usage.md"):
+        assert "methods.md)" in (root / page).read_text(), page

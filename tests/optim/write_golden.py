@@ -1,4 +1,4 @@
-"""Checkpoints of the pagedopt found on the path, which ``tests/optim/test_golden_checkpoints.py`` reads for ever.
+"""Checkpoints of the pagedopt found on the path, which ``tests/optim/test_checkpoint_foreign.py`` reads for ever.
 
 The files in ``data`` are from commit 5d310f2.  They were made by
 

@@ -200,14 +200,6 @@ def test_a_page_is_a_granule_in_the_narrowest_section() -> None:
     assert layout.page_bytes().tolist() == [10 * MIB, 10 * MIB, 6 * MIB]  # the last: 2 of bytes, 4 of words
 
 
-def test_an_arena_without_a_granule_has_one_page() -> None:
-    layout = lay_out([3, 5], (4, 8), 0)
-    assert layout.starts.tolist() == [0, 4]
-    assert layout.sections == (0, 48)  # 9 elements of 4 bytes, to the next multiple of 16
-    assert (layout.nbytes, layout.page_bytes().tolist()) == (48 + 80, [128])
-    assert cut(layout).page.tolist() == [0, 0]
-
-
 def test_a_hand_case_of_pieces() -> None:
     """Pages of 1,024 elements: the second parameter begins in page 0 and ends in page 3."""
     layout = lay_out([1000, 2500, 0, 4], (4,), 4096, stretch=4096)
@@ -218,46 +210,6 @@ def test_a_hand_case_of_pieces() -> None:
     assert pieces.numel.tolist() == [1000, 24, 1024, 1024, 428, 0, 4]
     assert pieces.page.tolist() == [0, 0, 1, 2, 3, 3, 3]
     assert len(pieces) == 7
-
-
-@pytest.mark.parametrize("granule", [0, GRANULE])
-@pytest.mark.parametrize("numels", [[], [0], [0, 0, 0]], ids=str)
-def test_nothing_takes_nothing(numels: list[int], granule: int) -> None:
-    layout = lay_out(numels, (4, 4), granule)
-    assert (layout.nbytes, layout.pages, layout.numel) == (0, 0, 0)
-    assert layout.page_numel > 0
-    assert layout.page_bytes().tolist() == []
-    pieces = cut(layout)
-    assert pieces.numel.tolist() == numels
-    assert pieces.page.tolist() == [0] * len(numels)
-
-
-def test_a_rule_without_state_takes_nothing() -> None:
-    layout = lay_out([1000, 3], (), GRANULE)
-    assert (layout.nbytes, layout.page_bytes().sum()) == (0, 0)
-    assert cut(layout).numel.tolist() == [1000, 3]
-
-
-def test_huge_tensors_cost_nothing() -> None:
-    layout = lay_out([HUGE, VAST, 7], (4, 4), GRANULE)
-    pieces = cut(layout)
-    assert layout.starts.dtype == pieces.offset.dtype == pieces.page.dtype == np.int64
-    assert layout.nbytes >= 8 * (HUGE + VAST + 7)
-    assert int(pieces.offset.max()) > 2**35
-    assert int(pieces.numel.sum()) == HUGE + VAST + 7
-    assert len(pieces) == layout.pages + 2  # one more wherever two parameters share a page
-    assert layout.starts[2] % 4 == 0
-    assert layout.stretch(1, layout.pages - 1, layout.pages)[0] > 8 * VAST - 2 * STRETCH
-
-
-def test_thousands_of_tiny_tensors_share_a_page() -> None:
-    numels = [1 + i % 7 for i in range(20_000)]
-    layout = lay_out(numels, (4, 4), GRANULE)
-    assert layout.pages == 1
-    pieces = cut(layout)
-    assert pieces.tensor.tolist() == list(range(20_000))
-    assert pieces.numel.tolist() == numels
-    assert layout.nbytes == 2 * GRANULE  # in 16 or 32 bytes each, all in one granule a section
 
 
 # ---- room for those that come later ----

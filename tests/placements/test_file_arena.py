@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from stand_ins import raising
 
 from pagedopt.paging.policy import SLOTS, Move
-from pagedopt.placements.file import FileArena
-from pagedopt.placements.movers import FileMover
+from pagedopt.placements.file import FileArena, FileMover
 from pagedopt.system import libc
 
 pytestmark = pytest.mark.usefixtures("folder")

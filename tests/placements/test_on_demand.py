@@ -17,9 +17,10 @@ from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim import load
+from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
 from pagedopt.placements.plain import DeviceArena, HostArena
-from pagedopt.system import driver, virtual
+from pagedopt.system import driver, virtual, warn
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = (7_001, 300, 5_000)
@@ -33,6 +34,32 @@ def test_it_moves_on_a_gpu_that_has_pages_which_do(can_map: bool, managed: bool,
     monkeypatch.setattr(virtual, "granule", lambda where, index: 2 << 20)
     assert choose.moves_on_demand(CUDA) == (can_map or managed)
     assert choose.moves_on_demand(CPU)
+
+
+ALL: dict[str, bool] = {"managed": True, "concurrent_managed": True, "mapped": True, "host_pages": True}
+
+
+@pytest.mark.parametrize(
+    ("asked", "cannot", "chosen"),
+    [
+        ("mapped", ("host_pages",), "managed"),
+        ("mapped", ("host_pages", "concurrent_managed"), "host"),
+        ("managed", ("concurrent_managed",), "mapped"),
+        ("managed", ("concurrent_managed", "host_pages"), "host"),
+        ("managed", ("managed", "concurrent_managed", "host_pages"), "host"),
+    ],
+)
+def test_what_a_gpu_cannot_do_another_placement_does_with_one_warning(
+    asked: Any, cannot: tuple[str, ...], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    can = driver.Capabilities(**{**ALL, **dict.fromkeys(cannot, False)})
+    monkeypatch.setattr(driver, "capabilities", lambda index: can)
+    monkeypatch.setattr(virtual, "granule", lambda where, index: 2 << 20)
+    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(choose, "_make", lambda kind, *_: kind.name)
+    with pytest.warns(RuntimeWarning, match=f"placement='{asked}' on cuda:0.*results are the same") as told:
+        found = [choose.create([9], [4], CUDA, asked, Budget.parse(0)) for _ in range(2)]
+    assert (found, len(told)) == ([chosen] * 2, 1)
 
 
 @pytest.mark.parametrize("preallocate", [False, True])

@@ -79,7 +79,7 @@ def test_a_call_that_a_signal_cuts_off_is_made_again(monkeypatch: pytest.MonkeyP
     signal.siginterrupt(signal.SIGALRM, True)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
-        libc._call("flock", waiter, fcntl.LOCK_EX)
+        libc.call("flock", waiter, fcntl.LOCK_EX)
         with pytest.raises(BlockingIOError):
             fcntl.flock(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Order, Run, ends_of, play, some_orders
+from played_runs import Ends, Run, ends_of, played, some_orders
 
 SIZES = (3000, 17, 5)
 
@@ -26,81 +26,155 @@ def captured(run: Run, optimizer: Any) -> Any:
     [{}, {"device_budget": "16KiB", "host_access": "in_place"}, {"device_budget": "16KiB"}, {"device_budget": 0}],
     ids=str,
 )
-@some_orders
-def test_each_replay_has_the_gradients_of_its_refresh(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order
-) -> None:
+@played(some_orders)
+def test_each_replay_has_the_gradients_of_its_refresh(run: Run, options: dict[str, Any]) -> Ends:
     """More of them than the host has buffers for."""
-
-    def act(run: Run) -> Ends:
-        params = run.params(SIZES)
-        optimizer = run.adamw(params, capturable=True, **options)
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, capturable=True, **options)
+    run.gradients(params)
+    optimizer.step()
+    replay = captured(run, optimizer)
+    for number in range(7):
         run.gradients(params)
-        optimizer.step()
-        replay = captured(run, optimizer)
-        for number in range(7):
-            run.gradients(params)
-            optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)
+        optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)
+        if run.card is not None:
+            optimizer.refresh()
+        replay()
+    return ends_of(params, optimizer)
+
+
+@played(some_orders)
+def test_replays_read_gradients_of_another_stream(run: Run) -> Ends:
+    """Which goes on, and lets go of old ones, while they are read."""
+    params, other = run.params(SIZES), run.stream()
+    optimizer = run.adamw(params, capturable=True)
+    run.gradients(params)
+    optimizer.step()
+    replay = captured(run, optimizer)
+    for _ in range(4):
+        run.gradients(params)
+        run.wait(other, None)
+        with run.on(other):
             if run.card is not None:
                 optimizer.refresh()
             replay()
-        return ends_of(params, optimizer)
-
-    play(monkeypatch, act, order)
-
-
-@some_orders
-def test_replays_read_gradients_of_another_stream(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    """Which goes on, and lets go of old ones, while they are read."""
-
-    def act(run: Run) -> Ends:
-        params, other = run.params(SIZES), run.stream()
-        optimizer = run.adamw(params, capturable=True)
-        run.gradients(params)
-        optimizer.step()
-        replay = captured(run, optimizer)
-        for _ in range(4):
-            run.gradients(params)
-            run.wait(other, None)
-            with run.on(other):
-                if run.card is not None:
-                    optimizer.refresh()
-                replay()
-        run.wait(None, other)
-        return ends_of(params, optimizer)
-
-    play(monkeypatch, act, order)
+    run.wait(None, other)
+    return ends_of(params, optimizer)
 
 
-@some_orders
-def test_capturable_steps_of_two_streams(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    def act(run: Run) -> Ends:
-        params, streams = run.params(SIZES), [None, run.stream()]
-        optimizer = run.adamw(params, capturable=True)
-        for number in range(4):
-            run.wait(streams[number % 2], streams[(number + 1) % 2])
-            with run.on(streams[number % 2]):
-                run.gradients(params)
-                optimizer.step()
-        run.wait(None, streams[1])
-        return ends_of(params, optimizer)
-
-    play(monkeypatch, act, order)
-
-
-@some_orders
-def test_a_graph_that_is_gone_has_kept_what_its_replays_touch(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    def act(run: Run) -> Ends:
-        params = run.params(SIZES)
-        optimizer = run.adamw(params, capturable=True)
-        for _ in range(2):
+@played(some_orders)
+def test_capturable_steps_of_two_streams(run: Run) -> Ends:
+    params, streams = run.params(SIZES), [None, run.stream()]
+    optimizer = run.adamw(params, capturable=True)
+    for number in range(4):
+        run.wait(streams[number % 2], streams[(number + 1) % 2])
+        with run.on(streams[number % 2]):
             run.gradients(params)
             optimizer.step()
-            run.gradients(params)
-            replay = captured(run, optimizer)
-            replay()
-            del replay
-        del optimizer
-        return [p.detach().cpu() for p in params]
+    run.wait(None, streams[1])
+    return ends_of(params, optimizer)
 
-    play(monkeypatch, act, order)
+
+@played(some_orders)
+def test_a_graph_that_is_gone_has_kept_what_its_replays_touch(run: Run) -> Ends:
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, capturable=True)
+    for _ in range(2):
+        run.gradients(params)
+        optimizer.step()
+        run.gradients(params)
+        replay = captured(run, optimizer)
+        replay()
+        del replay
+    del optimizer
+    return [p.detach().cpu() for p in params]
+
+
+# --- step counts that lie on the card are read there in each step, whoever has written them ---------------------------
+
+
+FLAGS: list[dict[str, Any]] = [{"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}]
+PLACES: list[dict[str, Any]] = [
+    {}, {"device_budget": 0}, {"device_budget": "16KiB", "host_access": "in_place"}, {"state_format": "int8"},
+]  # fmt: skip
+
+
+def written(optimizer: Any, p: torch.Tensor, value: float) -> None:
+    """As ``dist.broadcast`` writes it: no version counter goes up."""
+    count = optimizer.state[p]["step"]
+    before = count._version
+    count.data.fill_(value)
+    assert count._version == before
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@played(some_orders)
+def test_counts_that_were_broadcast_are_followed(run: Run, flags: dict[str, Any], options: dict[str, Any]) -> Ends:
+    params = run.params((6000, 17, 5))
+    optimizer = run.adamw(params, **flags, **options)
+    for number in range(4):
+        run.gradients(params)
+        optimizer.step()
+        if number == 1:
+            written(optimizer, params[0], 100)
+            written(optimizer, params[2], 40)
+    counts = [optimizer.state[p]["step"] for p in params]
+    assert [t.item() for t in counts] == [102, 4, 42]
+    if "state_format" in options:
+        return [p.detach().cpu() for p in params]
+    return ends_of(params, optimizer)
+
+
+@played(some_orders)
+def test_counts_of_a_device_that_no_flag_has_put_there_are_followed(run: Run) -> Ends:
+    """One that two parameters share, and those that a user has replaced."""
+    params = run.params(SIZES)
+    optimizer = run.adamw(params)
+    for number in range(4):
+        run.gradients(params)
+        optimizer.step()
+        if number == 0:
+            shared = optimizer.state[params[0]]["step"].to(run.device)
+            for p in params[:2]:
+                optimizer.state[p]["step"] = shared
+            optimizer.state[params[2]]["step"] = optimizer.state[params[2]]["step"].to(run.device)
+        if number == 1:
+            written(optimizer, params[0], 100)
+            written(optimizer, params[2], 40)
+    assert [optimizer.state[p]["step"].item() for p in params] == [104, 104, 42]
+    return ends_of(params, optimizer)
+
+
+@played(some_orders)
+def test_a_queued_step_reads_its_counts_there(run: Run) -> Ends:
+    model, optimizer = run.net(fused=True)
+    for _ in range(4):
+        run.backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        if run.card is not None:
+            optimizer.wait()
+        for p in model.parameters():
+            written(optimizer, p, 20)
+    if run.card is not None:
+        report = optimizer.overlap_report()
+        assert report.waited
+        assert not report.plain
+    return ends_of(model.parameters(), optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:this step was not queued:RuntimeWarning")
+@played(first=(3, 2, 1, 0))
+def test_a_step_that_reads_a_learning_rate_there_is_not_queued(run: Run) -> Ends:
+    """It would read what a schedule has made of it since."""
+    model, optimizer = run.net(fused=True)
+    rate = optimizer.param_groups[0]["lr"] = torch.tensor(0.01, dtype=torch.float64).to(run.device)
+    for _ in range(4):
+        run.backward(model)
+        optimizer.step()
+        rate.mul_(0.5)
+        optimizer.zero_grad()
+    if run.card is not None:
+        assert optimizer.overlap_report().plain == {"a hyperparameter is a tensor that the device reads": 4}
+    return ends_of(model.parameters(), optimizer)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from played_card import Card
-from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from played_runs import Ends, Run, ends_of, every_order, played, some_orders
 from staged import both_ways
 
 pytestmark = both_ways
@@ -27,9 +27,9 @@ def clipped(run: Run, count: int = 3, **options: Any) -> Ends:
     return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
 
 
-@every_order
-def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
-    play(monkeypatch, lambda run: clipped(run, device_budget=0), order)
+@played(every_order)
+def test_all_pages_visit(run: Run) -> Ends:
+    return clipped(run, device_budget=0)
 
 
 @pytest.mark.parametrize(
@@ -38,34 +38,28 @@ def test_all_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order) -> None:
      {"transport": "struct"}, {"state_format": "int8"}],
     ids=str,
 )  # fmt: skip
-@some_orders
-def test_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
-    play(monkeypatch, lambda run: clipped(run, **options), order)
+@played(some_orders)
+def test_placements(run: Run, options: dict[str, Any]) -> Ends:
+    return clipped(run, **options)
 
 
 @pytest.mark.parametrize("card_first", [True, False], ids=["card first", "host first"])
-@some_orders
-def test_a_first_step_without_gradients_has_a_norm(
-    monkeypatch: pytest.MonkeyPatch, order: Order, card_first: bool
-) -> None:
+@played(some_orders)
+def test_a_first_step_without_gradients_has_a_norm(run: Run, card_first: bool) -> Ends:
     """On the device of the first parameter, whichever gets gradients later."""
-
-    def act(run: Run) -> Ends:
-        there, here = run.params(SIZES[:2]), [torch.nn.Parameter(torch.ones(5))]
-        groups = [{"params": each} for each in ((there, here) if card_first else (here, there))]
-        optimizer = run.adamw(groups, max_grad_norm=2.0)
-        found = []
-        for params in ([], there, [*there, *here], []):
-            optimizer.zero_grad()
-            for p in params:
-                p.grad = torch.full_like(p, 2.0)
-            optimizer.step()
-            found.append(optimizer.grad_norm)
-        assert found[0].device == optimizer.param_groups[0]["params"][0].device
-        assert found[0] == 0
-        return [*ends_of([*there, *here], optimizer), *(norm.cpu() for norm in found)]
-
-    play(monkeypatch, act, order)
+    there, here = run.params(SIZES[:2]), [torch.nn.Parameter(torch.ones(5))]
+    groups = [{"params": each} for each in ((there, here) if card_first else (here, there))]
+    optimizer = run.adamw(groups, max_grad_norm=2.0)
+    found = []
+    for params in ([], there, [*there, *here], []):
+        optimizer.zero_grad()
+        for p in params:
+            p.grad = torch.full_like(p, 2.0)
+        optimizer.step()
+        found.append(optimizer.grad_norm)
+    assert found[0].device == optimizer.param_groups[0]["params"][0].device
+    assert found[0] == 0
+    return [*ends_of([*there, *here], optimizer), *(norm.cpu() for norm in found)]
 
 
 def scaled(run: Run, count: int = 5, clip: bool = False, **options: Any) -> Ends:
@@ -92,9 +86,9 @@ def scaled(run: Run, count: int = 5, clip: bool = False, **options: Any) -> Ends
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["scaled", "scaled and clipped"])
-@every_order
-def test_scaled_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order, clip: bool) -> None:
-    play(monkeypatch, lambda run: scaled(run, clip=clip, device_budget=0), order)
+@played(every_order)
+def test_scaled_pages_visit(run: Run, clip: bool) -> Ends:
+    return scaled(run, clip=clip, device_budget=0)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +97,9 @@ def test_scaled_pages_visit(monkeypatch: pytest.MonkeyPatch, order: Order, clip:
      {"state_format": "int8", "device_budget": 0}, {"amsgrad": True, "device_budget": "24KiB"}],
     ids=str,
 )  # fmt: skip
-@some_orders
-def test_scaled_placements(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order) -> None:
-    play(monkeypatch, lambda run: scaled(run, clip=True, **options), order)
+@played(some_orders)
+def test_scaled_placements(run: Run, options: dict[str, Any]) -> Ends:
+    return scaled(run, clip=True, **options)
 
 
 def give_scaling(run: Run, optimizer: Any, number: int) -> None:
@@ -128,73 +122,54 @@ SCALED = pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipp
 
 @pytest.mark.parametrize("capturable", [False, True], ids=["", "capturable"])
 @SCALED
-@every_order
-def test_the_forward_hides_such_a_step(
-    monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool, capturable: bool
-) -> None:
-    def act(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        layers = [each for _ in range(3) for each in (torch.nn.Linear(40, 40), torch.nn.Tanh())]
-        model = torch.nn.Sequential(*layers).to(run.device)
-        own = {"capturable": True} if capturable and run.card is not None else {}
-        optimizer = run.adamw(model.parameters(), device_budget=0, fused=scaled or None, max_grad_norm=0.01, **own)
-        found = []
-        if run.card is not None:
-            optimizer.attach(model)
-        for number in range(5):
-            loss = model(run.numbers(4, 40)).square().mean()
-            loss.backward()
-            step(run, optimizer, number, scaled)
-            found += [loss.detach(), optimizer.grad_norm]
-            optimizer.zero_grad()
-        if run.card is not None:
-            optimizer.wait()
-            report = optimizer.overlap_report()
-            assert report.hidden
-            assert all(why.startswith("no forward of an attached model was seen") for why in report.plain)
-        return [*(t.cpu() for t in found), *ends_of(model.parameters(), optimizer)]
-
-    play(monkeypatch, act, order)
+@played(every_order)
+def test_the_forward_hides_such_a_step(run: Run, scaled: bool, capturable: bool) -> Ends:
+    own = {"capturable": True} if capturable and run.card is not None else {}
+    model, optimizer = run.net(fused=scaled or None, max_grad_norm=0.01, **own)
+    found = []
+    for number in range(5):
+        loss = run.backward(model)
+        step(run, optimizer, number, scaled)
+        found += [loss, optimizer.grad_norm]
+        optimizer.zero_grad()
+    if run.card is not None:
+        optimizer.wait()
+        report = optimizer.overlap_report()
+        assert report.hidden
+        assert all(why.startswith("no forward of an attached model was seen") for why in report.plain)
+    return [*(t.cpu() for t in found), *ends_of(model.parameters(), optimizer)]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"device_budget": "16KiB", "host_access": "in_place"}, {"device_budget": "16KiB"}], ids=str
 )
 @SCALED
-@some_orders
-def test_each_replay_has_the_norm_of_its_refresh(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], order: Order, scaled: bool
-) -> None:
+@played(some_orders)
+def test_each_replay_has_the_norm_of_its_refresh(run: Run, options: dict[str, Any], scaled: bool) -> Ends:
     """Its scale lies where it lay when the step was captured."""
-
-    def act(run: Run) -> Ends:
-        params = run.params(SIZES)
-        optimizer = run.adamw(
-            params, capturable=run.card is not None, fused=scaled or None, max_grad_norm=1.0, **options
-        )
+    params = run.params(SIZES)
+    optimizer = run.adamw(params, capturable=run.card is not None, fused=scaled or None, max_grad_norm=1.0, **options)
+    run.gradients(params)
+    step(run, optimizer, 0, scaled)
+    norms, replay, scaling = [], optimizer.step, []
+    if scaled:
+        scaling = [torch.full((), 4.0, device=run.device), torch.full((), 0.0, device=run.device)]
+        optimizer.grad_scale, optimizer.found_inf = scaling
+    if run.card is not None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        replay = graph.replay
+    for number in range(6):
         run.gradients(params)
-        step(run, optimizer, 0, scaled)
-        norms, replay, scaling = [], optimizer.step, []
-        if scaled:
-            scaling = [torch.full((), 4.0, device=run.device), torch.full((), 0.0, device=run.device)]
-            optimizer.grad_scale, optimizer.found_inf = scaling
+        optimizer.max_grad_norm = 0.5 + number
+        for value, tensor in zip((2.0 + number, float(number == 2)), scaling, strict=False):
+            tensor.fill_(value)
         if run.card is not None:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
-            replay = graph.replay
-        for number in range(6):
-            run.gradients(params)
-            optimizer.max_grad_norm = 0.5 + number
-            for value, tensor in zip((2.0 + number, float(number == 2)), scaling, strict=False):
-                tensor.fill_(value)
-            if run.card is not None:
-                optimizer.refresh()
-            replay()
-            norms.append(optimizer.grad_norm)
-        return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
-
-    play(monkeypatch, act, order)
+            optimizer.refresh()
+        replay()
+        norms.append(optimizer.grad_norm)
+    return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
 
 
 def test_a_captured_step_knows_what_it_was_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,65 +197,84 @@ def test_a_captured_step_knows_what_it_was_not_told(monkeypatch: pytest.MonkeyPa
 
 
 @SCALED
-@some_orders
-def test_parameters_on_both_sides(monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool) -> None:
+@played(some_orders)
+def test_parameters_on_both_sides(run: Run, scaled: bool) -> Ends:
     """One norm of all; the host waits for the card's part, as it does in torch's ``clip_grad_norm_``."""
-
-    def act(run: Run) -> Ends:
-        params = [*run.params(SIZES), torch.nn.Parameter(torch.arange(5.0))]
-        optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0)
-        norms = []
-        for number in range(4):
-            run.gradients(params[:-1])
-            params[-1].grad = torch.full((5,), 3.0 + number)
-            step(run, optimizer, number, scaled)
-            norms.append(optimizer.grad_norm)
-        return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms if norm is not None)]
-
-    play(monkeypatch, act, order)
+    params = [*run.params(SIZES), torch.nn.Parameter(torch.arange(5.0))]
+    optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0)
+    norms = []
+    for number in range(4):
+        run.gradients(params[:-1])
+        params[-1].grad = torch.full((5,), 3.0 + number)
+        step(run, optimizer, number, scaled)
+        norms.append(optimizer.grad_norm)
+    return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms if norm is not None)]
 
 
 @pytest.mark.parametrize(("clipped", "scaled"), [(True, False), (False, True), (True, True)])
-@some_orders
-def test_the_first_step_is_captured(monkeypatch: pytest.MonkeyPatch, order: Order, clipped: bool, scaled: bool) -> None:
+@played(some_orders)
+def test_the_first_step_is_captured(run: Run, clipped: bool, scaled: bool) -> Ends:
     """All that it needs was made with the optimizer; a change of the norm before is known to the graph."""
-
-    def act(run: Run) -> Ends:
-        params = run.params(SIZES)
-        own = {"capturable": True, "preallocate": True} if run.card is not None else {}
-        optimizer = run.adamw(params, max_grad_norm=1.0 if clipped else None, fused=scaled or None, **own)
-        optimizer.max_grad_norm = 0.5 if clipped else None
-        run.gradients(params)
-        if scaled:
-            give_scaling(run, optimizer, 0)
-        if run.card is None:
+    params = run.params(SIZES)
+    own = {"capturable": True, "preallocate": True} if run.card is not None else {}
+    optimizer = run.adamw(params, max_grad_norm=1.0 if clipped else None, fused=scaled or None, **own)
+    optimizer.max_grad_norm = 0.5 if clipped else None
+    run.gradients(params)
+    if scaled:
+        give_scaling(run, optimizer, 0)
+    if run.card is None:
+        optimizer.step()
+    else:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             optimizer.step()
-        else:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
-            graph.replay()
-        return [*ends_of(params, optimizer), *([optimizer.grad_norm.cpu()] if clipped else [])]
-
-    play(monkeypatch, act, order)
+        graph.replay()
+    return [*ends_of(params, optimizer), *([optimizer.grad_norm.cpu()] if clipped else [])]
 
 
 @SCALED
-@some_orders
-def test_a_second_main_stream(monkeypatch: pytest.MonkeyPatch, order: Order, scaled: bool) -> None:
+@played(some_orders)
+def test_a_second_main_stream(run: Run, scaled: bool) -> Ends:
     """Steps go to one and the other, each behind the one before."""
+    params, streams = run.params(SIZES), [None, run.stream()]
+    optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0, device_budget="16KiB")
+    for number in range(6):
+        now, before = streams[number % 2], streams[(number + 1) % 2]
+        run.wait(now, before)
+        with run.on(now):
+            run.gradients(params)
+            optimizer.max_grad_norm = 1.0 + number
+            step(run, optimizer, number, scaled)
+    run.wait(None, streams[1])
+    return ends_of(params, optimizer)
 
-    def act(run: Run) -> Ends:
-        params, streams = run.params(SIZES), [None, run.stream()]
-        optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0, device_budget="16KiB")
-        for number in range(6):
-            now, before = streams[number % 2], streams[(number + 1) % 2]
-            run.wait(now, before)
-            with run.on(now):
-                run.gradients(params)
-                optimizer.max_grad_norm = 1.0 + number
-                step(run, optimizer, number, scaled)
-        run.wait(None, streams[1])
-        return ends_of(params, optimizer)
 
-    play(monkeypatch, act, order)
+@pytest.mark.parametrize(
+    "options",
+    [{"fused": True}, {"fused": True, "device_budget": 0}, {}, {"captured": True}, {"fused": True, "scaled": True}],
+    ids=str,
+)
+@played(some_orders)
+def test_steps_without_a_finite_norm_are_left_out(run: Run, options: dict[str, Any]) -> Ends:
+    """On the card, or by the host, which reads the norm; and so in each replay of a graph."""
+    captured, by_scaler = options.get("captured", False), options.get("scaled", False)
+    own = {name: value for name, value in options.items() if name not in ("captured", "scaled")}
+    params, graph = run.params(SIZES), None
+    capturable = {"capturable": captured} if run.card is not None else {}
+    optimizer = run.adamw(params, max_grad_norm=1.0, skip_nonfinite=True, **own, **capturable)
+    for number in range(7):
+        run.gradients(params)
+        if number in (1, 4, 5):
+            params[1].grad[3] = float("nan" if number == 4 else "inf")
+        if graph is not None:
+            optimizer.refresh()
+            graph.replay()
+            continue
+        step(run, optimizer, number, by_scaler)
+        if captured and run.card is not None and number == 2:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                optimizer.step()
+    counts = [optimizer.state[p]["step"].detach().cpu() for p in params]
+    skipped = torch.tensor(optimizer.skipped)
+    return [*ends_of(params, optimizer), *counts, skipped, optimizer.grad_norm.cpu()]

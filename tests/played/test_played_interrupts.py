@@ -14,7 +14,7 @@ import pytest
 import torch
 from injector import Outcome, interrupt_at
 from often import MARKS
-from played_runs import Ends, Run, ends_of, play
+from played_runs import Ends, Run, ends_of, play, played
 from shots import EVERY, NEVER
 from staged import both_ways, call_by_call
 from stand_ins import raising
@@ -244,21 +244,16 @@ def test_a_second_interrupt_where_a_graph_is_launched(
     play_rounds(monkeypatch, *interrupts(begin, *lines, before=[1]), go_on)
 
 
-def test_misuse_before_a_capture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_misuse_before_a_capture_is_told(run: Run) -> None:
     """The host waits for the step, as the stream cannot."""
-
-    def act(run: Run) -> Ends:
-        training = Training(run)
-        training.step()
-        if run.card is not None:
-            with torch.no_grad():
-                next(training.model.parameters()).clamp_(-0.1, 0.1)
-            graph = torch.cuda.CUDAGraph()
-            with torch.no_grad(), torch.cuda.graph(graph):
-                training.model(training.batch)
-            with pytest.raises(RuntimeError, match="a parameter was written before it was waited for"):
-                training.optimizer.step()
-            run.card.order.faults.clear()  # the misuse itself
-        return []
-
-    play(monkeypatch, act, {})
+    training = Training(run)
+    training.step()
+    with torch.no_grad():
+        next(training.model.parameters()).clamp_(-0.1, 0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        training.model(training.batch)
+    with pytest.raises(RuntimeError, match="a parameter was written before it was waited for"):
+        training.optimizer.step()
+    run.card.order.faults.clear()  # the misuse itself

@@ -16,36 +16,28 @@ from typing import Any
 import pytest
 import torch
 from played_driver import Result
-from played_runs import Ends, Order, Run, ends_of, play, some_orders
+from played_runs import WIDTH, Ends, Run, ends_of, every_order, play, played, some_orders
+from staged import both_ways
 from torch import nn
 
 from pagedopt.placements.movers import Ring, StagedMover
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
-WIDTH = 40
 Act = Callable[[Run, nn.Module, Any], None]
-
-
-def attached(run: Run, options: dict[str, Any] | None = None, count: int = 3) -> tuple[nn.Module, Any]:
-    layers = [each for _ in range(count) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
-    model = nn.Sequential(*layers).to(run.device)
-    optimizer = run.adamw(model.parameters(), device_budget=0, **(options or {}))
-    if run.card is not None:
-        optimizer.attach(model)
-    return model, optimizer
+#: How a step is launched: as a graph, or call by call.
+LAUNCHES = "cuGraphLaunch", "cuMemcpy3DAsync"
 
 
 def train(run: Run, model: nn.Module, optimizer: Any, count: int = 1) -> None:
     for _ in range(count):
         optimizer.zero_grad()
-        model(run.numbers(4, WIDTH)).square().mean().backward()
+        run.backward(model)
         optimizer.step()
 
 
 def with_a_queued_step(run: Run) -> tuple[nn.Module, Any]:
     """A model behind four steps, of which the last is queued as a graph."""
-    torch.default_generator.manual_seed(5)
-    model, optimizer = attached(run)
+    model, optimizer = run.net()
     train(run, model, optimizer, 4)
     return model, optimizer
 
@@ -93,200 +85,156 @@ def captured_forward(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"state_format": "int8"}, {"max_grad_norm": 0.1}], ids=str)
 @pytest.mark.parametrize("act", [forward, wait, start, checkpoint, captured_forward], ids=lambda act: act.__name__)
-@some_orders
-def test_what_launches_it(monkeypatch: pytest.MonkeyPatch, act: Act, options: dict[str, Any], order: Order) -> None:
+@played(some_orders)
+def test_what_launches_it(run: Run, act: Act, options: dict[str, Any]) -> Ends:
     """``step()`` launches nothing; then the bits are those of a CPU."""
-
-    def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run, options)
-        train(run, model, optimizer, 4)
-        first = launched(run)
-        optimizer.zero_grad()
-        wait(run, model, optimizer)
-        assert launched(run) > first or run.card is None
-        train(run, model, optimizer)
-        first = launched(run)
-        act(run, model, optimizer)
-        assert launched(run) > first or run.card is None
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, order)
+    model, optimizer = run.net(**options)
+    train(run, model, optimizer, 4)
+    first = launched(run)
+    optimizer.zero_grad()
+    wait(run, model, optimizer)
+    assert launched(run) > first or run.card is None
+    train(run, model, optimizer)
+    first = launched(run)
+    act(run, model, optimizer)
+    assert launched(run) > first or run.card is None
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
-def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(run: Run) -> Ends:
     """Between both a batch is copied."""
-
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        wait(run, model, optimizer)
-        optimizer.zero_grad()
-        model(run.numbers(4, WIDTH)).square().mean().backward()
-        first = launched(run)
-        optimizer.step()
-        batch = torch.ones(4, WIDTH).to(run.device)
-        assert launched(run) == first
-        counts = []
-        model[0].register_forward_hook(lambda *_: counts.append(launched(run)))
-        model(batch)
-        assert counts == [first + (run.card is not None)]
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, {})
+    model, optimizer = with_a_queued_step(run)
+    wait(run, model, optimizer)
+    optimizer.zero_grad()
+    run.backward(model)
+    first = launched(run)
+    optimizer.step()
+    batch = torch.ones(4, WIDTH).to(run.device)
+    assert launched(run) == first
+    counts = []
+    model[0].register_forward_hook(lambda *_: counts.append(launched(run)))
+    model(batch)
+    assert counts == [first + (run.card is not None)]
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
-def test_the_end_of_an_optimizer_launches_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        first = launched(run)
-        del optimizer
-        gc.collect()
-        assert launched(run) > first or run.card is None
-        return [p.detach().cpu() for p in model.parameters()]
-
-    play(monkeypatch, played, {})
+@played()
+def test_the_end_of_an_optimizer_launches_it(run: Run) -> Ends:
+    model, optimizer = with_a_queued_step(run)
+    first = launched(run)
+    del optimizer
+    gc.collect()
+    assert launched(run) > first or run.card is None
+    return [p.detach().cpu() for p in model.parameters()]
 
 
-def test_a_graph_that_is_refused_then_goes_call_by_call(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_a_graph_that_is_refused_then_goes_call_by_call(run: Run) -> Ends:
     """Where the forward begins, with a gradient that is absent: no bit changes, and nothing is damaged."""
-
-    def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run, count=16)
-        train(run, model, optimizer, 4)
-        optimizer.zero_grad()
-        model(run.numbers(4, WIDTH)).square().mean().backward()
-        model[6].weight.grad = model[6].bias.grad = None
-        optimizer.step()
-        if run.card is not None:
-            assert optimizer._overlap.queued._later, "it is a graph"
-            ((work, _),) = optimizer._overlap.queued._later
-            whole = work.launch.route.whole_plan(work.launch.sweep.table.host)
-            assert len(work.plan) < len(whole), "a page has no gradient"
-            card = run.card.driver
-            card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name == "cuGraphLaunch" else None
-            first = len(card.calls)
+    model, optimizer = run.net(16)
+    train(run, model, optimizer, 4)
+    optimizer.zero_grad()
+    run.backward(model)
+    model[6].weight.grad = model[6].bias.grad = None
+    optimizer.step()
+    if run.card is not None:
+        assert optimizer._overlap.queued._later, "it is a graph"
+        ((work, _),) = optimizer._overlap.queued._later
+        whole = work.launch.route.whole_plan(work.launch.sweep.table.host)
+        assert len(work.plan) < len(whole), "a page has no gradient"
+        first = len(run.card.driver.calls)
+    with run.refused("cuGraphLaunch"):
         forward(run, model, optimizer)
-        if run.card is not None:
-            assert "cuMemcpy3DAsync" in card.calls[first:], "it went call by call"
-            card.before = lambda name: None
-            assert not optimizer.damaged
-        train(run, model, optimizer, 3)
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, {})
+    if run.card is not None:
+        assert "cuMemcpy3DAsync" in run.card.driver.calls[first:], "it went call by call"
+        assert not optimizer.damaged
+    train(run, model, optimizer, 3)
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
-def test_the_forward_of_another_model_launches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_the_forward_of_another_model_launches_nothing(run: Run) -> Ends:
     """On whatever stream or thread that runs; what is pending there may itself wait for the first model."""
-
-    def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        other, _its = attached(run)
-        model, optimizer = attached(run)
-        train(run, model, optimizer, 4)
-        first = launched(run)
-        other(run.numbers(4, WIDTH))
-        assert launched(run) == first
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, {})
+    other, _its = run.net()
+    model, optimizer = run.net()
+    train(run, model, optimizer, 4)
+    first = launched(run)
+    other(run.numbers(4, WIDTH))
+    assert launched(run) == first
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
-def test_it_is_not_behind_what_the_forwards_stream_was_given_since(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_it_is_not_behind_what_the_forwards_stream_was_given_since(run: Run) -> Ends:
     """The work of another model there hides it, too."""
-
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        if run.card is not None:
-            stream = run.stream()
-            run.card.kernel(stream.cuda_stream, "work of another model", (), (), lambda: None)
-            with run.on(stream):
-                optimizer._overlap.queued.start()
-            side = optimizer._overlap.queued.side.cuda_stream
-            assert not run.card.order.behind(side).get(stream.cuda_stream, 0)
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, {})
+    model, optimizer = with_a_queued_step(run)
+    if run.card is not None:
+        stream = run.stream()
+        run.card.kernel(stream.cuda_stream, "work of another model", (), (), lambda: None)
+        with run.on(stream):
+            optimizer._overlap.queued.start()
+        side = optimizer._overlap.queued.side.cuda_stream
+        assert not run.card.order.behind(side).get(stream.cuda_stream, 0)
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
 @pytest.mark.filterwarnings("ignore:.* parameters of the optimizer are in no attached model")
-def test_an_error_while_step_waits_for_parameters_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_an_error_while_step_waits_for_parameters_outside(run: Run) -> None:
     """They are waited for in ``step()``, which launches the graph: it raises, and the state is damaged."""
-
-    def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        model, optimizer = attached(run)
-        if run.card is None:
-            return []
-        optimizer.detach()
-        rest = torch.nn.ModuleList(model[2:])
-        optimizer.attach(rest)
-        train(run, model, optimizer, 4)
-        optimizer.zero_grad()
-        model(run.numbers(4, WIDTH)).square().mean().backward()
-        refused = "cuGraphLaunch", "cuMemcpy3DAsync"
-        run.card.driver.before = lambda name: Result.CUDA_ERROR_UNKNOWN if name in refused else None
-        with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
-            optimizer.step()
-        run.card.driver.before = lambda name: None
-        assert "failed in the middle" in optimizer.damaged
-        run.card.order.wait()
-        run.card.faults.clear()
-        return []
-
-    play(monkeypatch, played, {})
+    model, optimizer = run.net()
+    optimizer.detach()
+    rest = torch.nn.ModuleList(model[2:])
+    optimizer.attach(rest)
+    train(run, model, optimizer, 4)
+    optimizer.zero_grad()
+    run.backward(model)
+    with run.refused(*LAUNCHES, error=Result.CUDA_ERROR_UNKNOWN), pytest.raises(RuntimeError, match="_UNKNOWN"):
+        optimizer.step()
+    assert "failed in the middle" in optimizer.damaged
+    run.card.order.wait()
+    run.card.faults.clear()
 
 
-def test_an_error_behind_the_launch_damages(monkeypatch: pytest.MonkeyPatch) -> None:
+@played()
+def test_an_error_behind_the_launch_damages(run: Run) -> None:
     """The step is counted: the forward raises, those behind it need no events, and the next step says what to do."""
+    model, optimizer = with_a_queued_step(run)
+    seen: list[str] = []
 
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        if run.card is not None:
-            seen: list[str] = []
+    def before(name: str) -> Any:
+        seen.append(name)
+        return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and "cuGraphLaunch" in seen else None
 
-            def before(name: str) -> Any:
-                seen.append(name)
-                return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and "cuGraphLaunch" in seen else None
-
-            run.card.driver.before = before
-            with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
-                forward(run, model, optimizer)
-            run.card.driver.before = lambda name: None
-            optimizer._overlap._needs.clear()  # as if no need were known
-            forward(run, model, optimizer)
-            with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
-                train(run, model, optimizer)
-            run.card.order.wait()
-            run.card.faults.clear()
-        return []
-
-    play(monkeypatch, played, {})
+    run.card.driver.before = before
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+        forward(run, model, optimizer)
+    run.card.driver.before = lambda name: None
+    optimizer._overlap._needs.clear()  # as if no need were known
+    forward(run, model, optimizer)
+    with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
+        train(run, model, optimizer)
+    run.card.order.wait()
+    run.card.faults.clear()
 
 
 @pytest.mark.parametrize("act", [forward, wait, captured_forward], ids=lambda act: act.__name__)
-def test_what_is_refused_altogether_is_launched_by_the_next_fence(monkeypatch: pytest.MonkeyPatch, act: Act) -> None:
+@played()
+def test_what_is_refused_altogether_is_launched_by_the_next_fence(run: Run, act: Act) -> Ends:
     """As a graph and call by call: nothing has been launched, and nothing is damaged."""
-
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        if run.card is not None:
-            refused = "cuGraphLaunch", "cuMemcpy3DAsync"
-            run.card.driver.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name in refused else None
-            with pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
-                act(run, model, optimizer)
-            run.card.driver.before = lambda name: None
-            assert not optimizer.damaged
-        wait(run, model, optimizer)
-        return ends_of(model.parameters(), optimizer)
-
-    play(monkeypatch, played, {})
+    model, optimizer = with_a_queued_step(run)
+    if run.card is not None:
+        with run.refused(*LAUNCHES), pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
+            act(run, model, optimizer)
+        assert not optimizer.damaged
+    wait(run, model, optimizer)
+    return ends_of(model.parameters(), optimizer)
 
 
 class Mixed(nn.Module):
@@ -318,7 +266,7 @@ def test_the_garbage_collector_in_the_middle_of_another_step(
         torch.default_generator.manual_seed(5)
         params = run.params((30000, 300))
         plain = run.adamw(params, device_budget=0)
-        model, optimizer = attached(run)
+        model, optimizer = run.net()
         if mixed:
             model = Mixed().to(run.device)
             optimizer = run.adamw(model.parameters(), device_budget="16KiB")
@@ -369,64 +317,122 @@ def test_the_garbage_collector_in_the_middle_of_another_step(
     play(monkeypatch, played, {"first": (4, 3, 2, 1, 0)})
 
 
-def test_another_thread_calls_the_model_while_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+@played(first=(3, 2, 1, 0))
+def test_another_thread_calls_the_model_while_it_is_launched(run: Run) -> Ends:
     """Its forward begins behind the launch, and reads what the step has updated."""
+    model, optimizer = with_a_queued_step(run)
+    batch, read = run.numbers(4, WIDTH), []
 
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        batch, read = run.numbers(4, WIDTH), []
+    def evaluate() -> None:
+        with run.card.torch.modes() if run.card else contextlib.nullcontext(), torch.no_grad():
+            read.append(model(batch))
 
-        def evaluate() -> None:
-            with run.card.torch.modes() if run.card else contextlib.nullcontext(), torch.no_grad():
-                read.append(model(batch))
+    thread = threading.Thread(target=evaluate)
+    if run.card is None:
+        thread.start()
+    else:
 
-        thread = threading.Thread(target=evaluate)
-        if run.card is None:
-            thread.start()
-        else:
+        def before(name: str) -> None:
+            if name == "cuGraphLaunch" and thread.ident is None:
+                thread.start()
+                thread.join(0.3)
 
-            def before(name: str) -> None:
-                if name == "cuGraphLaunch" and thread.ident is None:
-                    thread.start()
-                    thread.join(0.3)
-
-            run.card.driver.before = before
-            optimizer.start()
-        thread.join()
-        wait(run, model, optimizer)
-        return [*(y.cpu() for y in read), *ends_of(model.parameters(), optimizer)]
-
-    play(monkeypatch, played, {"first": (3, 2, 1, 0)})
+        run.card.driver.before = before
+        optimizer.start()
+    thread.join()
+    wait(run, model, optimizer)
+    return [*(y.cpu() for y in read), *ends_of(model.parameters(), optimizer)]
 
 
 @pytest.mark.parametrize("at", ["cuGraphLaunch", "cuEventRecord"])
-def test_a_signal_handler_that_waits_while_it_is_launched(monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+@played()
+def test_a_signal_handler_that_waits_while_it_is_launched(run: Run, at: str) -> None:
     """At the second Ctrl-C, as to save a checkpoint: the step is not launched twice, and state is damaged."""
+    model, optimizer = with_a_queued_step(run)
+    first, shots = launched(run), []
 
-    def played(run: Run) -> Ends:
-        model, optimizer = with_a_queued_step(run)
-        if run.card is not None:
-            first, shots = launched(run), []
+    def shoot(name: str) -> None:
+        if name == at and not shots:
+            shots.append(name)
+            signal.raise_signal(signal.SIGINT)  # deferred
+            signal.raise_signal(signal.SIGINT)
 
-            def shoot(name: str) -> None:
-                if name == at and not shots:
-                    shots.append(name)
-                    signal.raise_signal(signal.SIGINT)  # deferred
-                    signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, lambda *_: optimizer.wait())
+    run.card.driver.before = shoot
+    try:
+        with pytest.raises(RuntimeError, match="a signal handler has waited"):
+            forward(run, model, optimizer)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        run.card.driver.before = lambda name: None
+    assert shots
+    assert launched(run) <= first + 1
+    assert "a signal handler has waited" in optimizer.damaged
+    run.card.order.wait()
+    run.card.faults.clear()
 
-            before = signal.signal(signal.SIGINT, lambda *_: optimizer.wait())
-            run.card.driver.before = shoot
-            try:
-                with pytest.raises(RuntimeError, match="a signal handler has waited"):
-                    forward(run, model, optimizer)
-            finally:
-                signal.signal(signal.SIGINT, before)
-                run.card.driver.before = lambda name: None
-            assert shots
-            assert launched(run) <= first + 1
-            assert "a signal handler has waited" in optimizer.damaged
-            run.card.order.wait()
-            run.card.faults.clear()
-        return []
 
-    play(monkeypatch, played, {})
+# --- what a forward reads was updated, and nobody comes too early at what a step uses ---------------------------------
+
+
+def nothing(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """The forward comes next."""
+
+
+def trained(run: Run, between: Act = nothing, count: int = 4) -> Ends:
+    model, optimizer = run.net()
+    losses = []
+    for _ in range(count):
+        losses.append(run.backward(model))
+        optimizer.step()
+        optimizer.zero_grad()
+        between(run, model, optimizer)
+    if run.card is not None:
+        optimizer.wait()
+        report = optimizer.overlap_report()
+        assert report.hidden + report.waited > 5
+        assert report.hidden or between is not nothing
+    return [*(loss.cpu() for loss in losses), *ends_of(model.parameters(), optimizer)]
+
+
+@both_ways
+@played(every_order)
+def test_the_forward_hides_a_step(run: Run) -> Ends:
+    return trained(run)
+
+
+def wait_and_read(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """State and parameters, as for a checkpoint."""
+    optimizer.wait()
+    for p in model.parameters():
+        for t in optimizer.state[p].values():
+            t.sum()
+
+
+def wait_elsewhere(run: Run, model: nn.Module, optimizer: Any) -> None:
+    """On a stream that is not the one of the gradients."""
+    other = run.stream()
+    with run.on(other):
+        optimizer.wait()
+        for p in model.parameters():
+            optimizer.state[p]["exp_avg"].sum()
+    run.wait(None, other)
+
+
+def forward_elsewhere(run: Run, model: nn.Module, optimizer: Any) -> None:
+    other = run.stream()
+    with run.on(other), torch.no_grad():
+        model(torch.ones(2, WIDTH, device=run.device)).sum()
+    run.wait(None, other)
+
+
+def move(run: Run, model: nn.Module, optimizer: Any) -> None:
+    if run.card is not None:
+        optimizer.set_device_budget("16KiB")
+
+
+@pytest.mark.parametrize("between", [wait_and_read, wait_elsewhere, forward_elsewhere, move], ids=lambda f: f.__name__)
+@both_ways
+@played(some_orders)
+def test_what_is_done_before_the_next_forward(run: Run, between: Act) -> Ends:
+    return trained(run, between)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
 import functools
+import mmap
 import shutil
 import subprocess
+import sys
+import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +20,14 @@ import numpy as np
 import pytest
 import torch
 from children import python
+from gpu_support import count_held
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
-from pagedopt.system import driver, warn
+from pagedopt.system import driver, graphs, warn
+from pagedopt.system.copies import Copy
+from pagedopt.system.driver import Calls, CudaError
+from pagedopt.system.look import compiled_look
 
 CUDA = torch.device("cuda:0")
 HOST_PAGES = 145
@@ -175,3 +184,205 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
 def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:
     with pytest.raises(MemoryError, match=r"bytes of managed memory asked for.*the limit is 25% of that"):
         choose.create([100_000], [4, 4], CUDA, "managed", Budget(0))
+
+
+# --- calls of the driver that are made in one: their order, and the first that is refused -----------------------------
+
+
+THREE = [("cuStreamWaitEvent", 1, 2, 0), ("cuMemcpyAsync", 3, 4, 5, 1), ("cuEventRecord", 6, 1)]
+
+
+@pytest.mark.parametrize("refused", [None, 0, 1, 2])
+def test_they_are_made_in_order_up_to_the_first_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    """Where nothing is compiled."""
+    made: list[Any] = []
+
+    def call(name: str, *given: int) -> None:
+        if len(made) == refused:
+            raise CudaError(name, "CUDA_ERROR_UNKNOWN", "says the test")
+        made.append((name, *given))
+
+    monkeypatch.setattr(driver, "extension_with_driver", lambda: None)
+    monkeypatch.setattr(driver, "call", call)
+    ours = Calls(THREE)
+    if refused is None:
+        ours()
+    else:
+        with pytest.raises(CudaError, match=THREE[refused][0]):
+            ours()
+    assert made == THREE[:refused]
+
+
+class Compiled:
+    """An extension whose calls are refused from one on."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused, self.asked = refused, 0
+
+    def Calls(self, given: Any) -> Any:  # as the extension has it
+        assert given == tuple(THREE)
+        self.asked += 1
+        return self
+
+    def make(self) -> tuple[int, int]:
+        return self.refused, 0 if self.refused == len(THREE) else 1
+
+
+@pytest.mark.parametrize("refused", [0, 2, 3])
+def test_the_compiled_ones_say_which_was_refused(monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
+    compiled, said = Compiled(refused), list[Any]()
+    monkeypatch.setattr(driver, "extension_with_driver", lambda: compiled)
+    monkeypatch.setattr(driver, "check_code", lambda name, code: said.append((name, code)))
+    ours = Calls(THREE)
+    ours()
+    ours()
+    assert said == ([] if refused == 3 else 2 * [(THREE[refused][0], 1)])
+    assert compiled.asked == 1
+
+
+def test_a_call_that_there_is_not() -> None:
+    """The compiled extension looks for it when the calls are given."""
+    if (extension := compiled_look(wait=True)) is None:
+        pytest.skip("there is no compiler")
+    with pytest.raises(ValueError, match="no such call of the driver: cuNothing"):
+        extension.Calls([("cuNothing", 1)])
+
+
+def test_a_copy_of_several_ranges_is_a_call_for_each() -> None:
+    copy = Copy(1000, 5000, 16, ranges=3, target_gap=100, source_gap=32)
+    assert copy.calls(7) == [("cuMemcpyAsync", 1000 + 100 * i, 5000 + 32 * i, 16, 7) for i in range(3)]
+
+
+# --- what a graph keeps alive: the destructor, called as CUDA calls it, lets go of it at the next call ----------------
+
+
+class Kept:
+    """Something that can be watched."""
+
+
+def destroyed(held: graphs.Held) -> None:
+    """Run the destructor on another thread, as the driver does."""
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(graphs.destructor())
+    thread = threading.Thread(target=run, args=(held.address,))
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def holding(monkeypatch: pytest.MonkeyPatch) -> list[graphs.Held]:
+    held: list[graphs.Held] = []
+    monkeypatch.setattr(graphs, "_held", held)
+    for _ in range(3):
+        graphs.hold(Kept())
+    return held
+
+
+def test_what_is_held_lives_until_the_graph_is_gone(holding: list[graphs.Held]) -> None:
+    seen = [weakref.ref(held.kept) for held in holding]
+    assert count_held() == 3
+    gone = holding[1]
+    assert not gone.released
+    destroyed(gone)
+    assert gone.released
+    assert [watch() is None for watch in seen] == [False, False, False], "the destructor itself frees nothing"
+    graphs.drop_released()
+    assert [watch() is None for watch in seen] == [False, True, False]
+    assert count_held() == 2
+    assert gone not in holding
+
+
+def test_what_lets_go_may_capture_and_let_go_itself(holding: list[graphs.Held]) -> None:
+    class Nested:
+        def __del__(self) -> None:
+            graphs.drop_released()
+            graphs.hold(Kept())
+
+    holding[0].kept = Nested()
+    destroyed(holding[0])
+    graphs.drop_released()
+    assert len(holding) == 3
+
+
+def test_a_semaphore_outlives_whoever_waits_for_it(holding: list[graphs.Held]) -> None:
+    watch, held = weakref.ref(holding[0].kept), holding[0]
+    before = sys.getrefcount(held)
+    destroyed(held)
+    graphs.drop_released()
+    assert watch() is None
+    assert sys.getrefcount(held) == before - 2, "the list's reference, and the one that outlives it"
+
+
+# --- managed memory stands in pages of its own, though the driver puts small allocations beside each other ------------
+
+
+PAGE = mmap.PAGESIZE
+
+
+class Driver:
+    """Gives managed memory out of one block, 256 bytes apart at least, as CUDA does with small allocations."""
+
+    CUmemAttach_flags = SimpleNamespace(CU_MEM_ATTACH_GLOBAL=1)
+
+    def __init__(self) -> None:
+        self._block = np.zeros(4 << 20, np.uint8)
+        self._next = -(-self._block.ctypes.data // 256) * 256
+        self.given: dict[int, int] = {}
+        self.freed: list[int] = []
+
+    def cuMemAllocManaged(self, nbytes: int, flag: int) -> tuple[int, int]:
+        """One after the other."""
+        address, self._next = self._next, self._next + -(-nbytes // 256) * 256
+        self.given[address] = nbytes
+        return 0, address
+
+    def cuMemFree(self, address: int) -> tuple[int]:
+        """Only noted."""
+        self.freed.append(address)
+        return (0,)
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver()
+    monkeypatch.setattr(driver, "bindings", lambda: found)
+    monkeypatch.setattr(driver, "check", lambda call, result, hint="": result[1] if result[1:] else None)
+    monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+    return found
+
+
+def pages(buffer: driver.Buffer) -> set[int]:
+    return set(range(buffer.address // PAGE, (buffer.address + buffer.nbytes - 1) // PAGE + 1))
+
+
+@pytest.mark.parametrize("sizes", [(248,) * 28, (24_056,) * 8, (1, PAGE, PAGE + 1, 100), (driver.BLOCK, 8, 8)])
+def test_no_two_share_a_page(fake: Driver, sizes: tuple[int, ...]) -> None:
+    fake.cuMemAllocManaged(300, 1)  # somebody else's
+    buffers: list[Any] = [driver.allocate_managed(size, 0) for size in sizes]
+    assert [buffer.nbytes for buffer in buffers] == list(sizes)
+    seen: set[int] = set()
+    for buffer, (base, asked) in zip(buffers, list(fake.given.items())[1:], strict=True):
+        if buffer.nbytes < driver.BLOCK:  # the driver aligns what is larger
+            assert buffer.address % PAGE == 0
+            assert base <= buffer.address
+            assert max(pages(buffer)) * PAGE + PAGE <= base + asked, "its last page is its own, too"
+            assert not seen & pages(buffer)
+            seen |= pages(buffer)
+        buffer.host[:] = 1
+
+
+def test_what_was_given_is_freed(fake: Driver) -> None:
+    buffer = driver.allocate_managed(248, 0)
+    del buffer
+    assert fake.freed == list(fake.given)
+
+
+def test_beyond_a_share_of_what_is_free_it_is_refused(fake: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 40))
+    with pytest.raises(MemoryError, match=r"262,145 bytes of managed memory asked for on cuda:0, .* the limit is 25%"):
+        driver.allocate_managed((1 << 18) + 1, 0)
+    assert not fake.given
+    driver.allocate_managed(1 << 18, 0)

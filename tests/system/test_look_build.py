@@ -18,7 +18,7 @@ from pagedopt.system import cache, warn
 from pagedopt.system import look as build
 from tests.world import record
 
-COMPILED = build._kept(build._file())
+COMPILED = cache.find(build._file())
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_what_is_compiled_is_kept_and_a_file_that_is_damaged_is_compiled_anew(
 ) -> None:
     script = f"while [ $1 != -o ]; do shift; done; cp {tmp_path / 'look.so'} $2; echo >> {tmp_path / 'runs'}"
     compiler(tmp_path, script, monkeypatch)
-    (tmp_path / "look.so").write_bytes(COMPILED)
+    (tmp_path / "look.so").write_bytes(COMPILED.data)
     assert build.compiled_look(wait=True).Look
     (file,) = anew.iterdir()  # and no reason why there is none
     assert build._Build().ask(wait=False).Look, "from the cache, at once"

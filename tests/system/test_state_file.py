@@ -62,6 +62,41 @@ def test_creating_and_deleting_leaves_nothing(folder: Path) -> None:
     assert file_support.process_bytes("VmRSS") - before[2] < 8 * MIB
 
 
+def test_an_interrupt_while_a_state_file_ends_comes_behind_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, unmap, before = StateFile(folder, MIB), libc.unmap, open_files(folder)
+
+    def interrupted(address: int, nbytes: int) -> None:
+        unmap(address, nbytes)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(libc, "unmap", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        file.close()
+    assert open_files(folder) == before - 1
+
+
+LATE = """
+import atexit, ctypes, os, sys
+from pathlib import Path
+
+def last():
+    file.reserve([(0, 4096)])
+    ctypes.memset(file.address, 1, 4096)
+    file.drop([(0, 4096)])
+    with open(sys.argv[1] + "/users", "w+b") as users:
+        assert users.fileno() != file._file
+
+atexit.register(last)  # runs behind what pagedopt registers
+from pagedopt.system.state_file import StateFile
+file = StateFile(Path(sys.argv[1]), 4096)
+"""
+
+
+def test_a_function_that_runs_at_exit_finds_the_file_open(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LATE, str(folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_no_file_can_be_seen_while_it_is_in_use(folder: Path) -> None:
     memory = small()
     assert not os.listdir(folder)
@@ -104,6 +139,15 @@ def test_a_file_larger_than_allowed_is_refused_and_leaves_nothing(folder: Path) 
     descriptors, mappings, text = file_support.run_apart("shortage", 2 * MIB).split(maxsplit=2)
     assert (descriptors, mappings) == ("0", "0")
     assert_has(text, f"{folder} gave no 16,777,216 bytes", "PAGEDOPT_STATE_DIR")
+
+
+def test_where_no_more_files_may_be_open_the_error_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "open", raising(OSError(errno.EMFILE, os.strerror(errno.EMFILE))))
+    with pytest.raises(OSError, match=r"Too many open files.*ulimit -n.*overlap='backward'") as told:
+        StateFile(folder, MIB)
+    assert told.value.errno == errno.EMFILE
 
 
 def test_a_full_disk_is_seen_before_anything_is_taken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

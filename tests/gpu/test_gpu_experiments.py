@@ -1,0 +1,123 @@
+"""Questions of experiments, on a GPU: hazards in processes of their own, copies of every way, and what is weighed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_support import launching
+from ladder_rows import quick_run
+
+from experiments.copies import kinds, peer, size
+from experiments.copies.kinds import DEVICE, MANAGED, PINNED, REGISTERED
+from experiments.lab import Rows, Run
+from experiments.lifetime import hazards
+from experiments.lifetime.hazards import BARE, CRASH, FOLLOWED, HARMS, KEPT, OURS, OURS_GRAPH, REFUSED, TORCH_GRAPH
+from experiments.vertical import spill
+from experiments.vertical.spill import registers
+from experiments.works.weight import Scales, extra
+
+pytestmark = launching()
+
+
+def run_on_a_gpu() -> Run:
+    run = quick_run()
+    run.device = torch.device("cuda", 0)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("hazard", "way", "outcome"),
+    [
+        ("deleted", BARE, HARMS),
+        ("deleted", TORCH_GRAPH, HARMS),
+        ("deleted", OURS_GRAPH, KEPT),
+        ("deleted and given back", BARE, CRASH),
+        ("moved (p.data = …)", OURS, FOLLOWED),
+        ("moved (p.data = …)", OURS_GRAPH, REFUSED),
+        ("shrunk (resize_(0))", OURS, REFUSED),
+        ("deleted, its step on another stream", BARE, HARMS),
+        ("deleted, its step on another stream", OURS, KEPT),
+    ],
+)
+def test_what_becomes_of_a_hazard(hazard: str, way: str, outcome: str) -> None:
+    row = hazards.in_child(hazard, way, "cuda:0")
+    assert row["outcome"] == outcome, row
+
+
+def test_copies_of_bare_addresses_are_the_originals() -> None:
+    rows = Rows(hazards.used("cuda:0"))
+    assert {row["updates"] for row in rows.where(holder=BARE)} == {hazards.ORIGINAL}
+    assert hazards.ORIGINAL not in {row["updates"] for row in rows.where(holder="PagedSGD", how="deepcopy")}
+
+
+def test_a_large_copy_is_whole() -> None:
+    for way in (size.by_call, size.by_list, size.by_torch):
+        assert size.copied(way, (1 << 26) + 3, torch.device("cuda"), torch.device("cuda")) == (True, True)
+
+
+@pytest.mark.parametrize("kind", [PINNED, REGISTERED, MANAGED])
+def test_both_sides_have_one_number(kind: str) -> None:
+    row = kinds.addressed(kind)
+    assert (row["same"], row["seen"]) == (True, True)
+    assert (row["cpu_reads"], row["gpu_reads"]) == (kinds.RIGHT, kinds.RIGHT)
+
+
+def test_the_cpu_may_not_follow_an_address_of_the_device() -> None:
+    row = kinds.addressed(DEVICE)
+    assert (row["cpu_reads"], row["gpu_reads"]) == (kinds.MAY_NOT, kinds.RIGHT)
+
+
+def test_a_copy_without_a_direction_is_right() -> None:
+    rows = Rows(kinds.every_pair(kinds.NONE, "none"))
+    wrong = [row for row in rows if row["outcome"] != kinds.RIGHT and "range" not in row["source"] + row["target"]]
+    assert wrong == []
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_list_names_tensors_of_two_gpus() -> None:
+    run = run_on_a_gpu()
+    rows = Rows(peer.measure(run))
+    assert run.left_out == []
+    assert {row["case"] for row in rows.where(what="copy")} == {
+        peer.OFF, peer.HOST, peer.API, peer.TORCH, peer.PUSH, peer.PULL, peer.MIXED,
+    }  # fmt: skip
+
+
+# --- vertical fusion on a GPU: every way gives eager's numbers, and kernels of the questions are right ----------------
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.parametrize(("width", "threads"), [(8, 256), (128, 1024), (320, 1024)])
+def test_fused_and_two_passes_divide_by_the_same_sum(width: int, threads: int, device: torch.device) -> None:
+    x, y = (torch.rand(width * 3000, device=device) for _ in "xy")
+    columns = x.view(width, -1).double()
+    for case in spill.calls(x, y, width, threads):
+        y.zero_()
+        case.run()
+        torch.testing.assert_close(y.view(width, -1).double(), columns / columns.sum(0), rtol=1e-5, atol=0)
+    for _ in range(2):  # the second time NVRTC's own cache could answer, which says nothing
+        said = registers(spill.TEXT, "fused", "sm_90", *spill.defines(width, threads))
+        assert (said["spill_stores"] > 0) is (width > 64)
+
+
+# --- experiments weigh what was asked of torch's allocator, and what it makes of that apart from it -------------------
+
+
+def test_a_number_is_four_bytes_and_its_block_512() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.ones(1, device=device)
+    scales = Scales(device)
+    kept = torch.ones(1, device=device)
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (4, 508)
+    del kept
+    assert (scales.since()["taken"], scales.since()["rounding"]) == (0, 0)
+
+
+def test_the_peak_of_a_step_is_what_it_asked_for_at_once() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert extra(lambda: torch.ones(1000, device=device).exp(), device) == 8000
+    assert extra(lambda: torch.ones(1000, device=device), device) == 4000

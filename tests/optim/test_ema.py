@@ -1,0 +1,331 @@
+"""An average of the weights in the sweep of each step: beside torch's ``AveragedModel``, and shown in their place."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from support import BF16, F16, F32, F64
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, compose, ema, estimate, rule, rules
+from pagedopt.optim.average import averaging
+from tests.optim.clipped import ends
+
+KINDS = {"adamw": (PagedAdamW, {}), "sgd": (PagedSGD, {"momentum": 0.9}), "lion": (PagedLion, {})}
+PAGED = {"device_budget": 0}
+WAYS = [
+    {}, PAGED, {"device_budget": "256KiB"}, {"state_format": "int8", **PAGED}, {"max_grad_norm": 0.5},
+    {"preallocate": True},
+]  # fmt: skip
+
+
+class Model(torch.nn.Module):
+    """Parameters, of which the last gets no gradient in the first steps."""
+
+    def __init__(self, dtype: torch.dtype = F32, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        shapes = (3000,), (70, 80), (1,), (40,)
+        self.all = torch.nn.ParameterList(torch.randn(s, generator=generator).to(dtype) for s in shapes)
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.all[:2])}, {"params": list(self.all[2:]), "lr": 0.01}]
+
+    def give(self, number: int, late: int = 0) -> None:
+        generator = torch.Generator().manual_seed(100 + number)
+        for p in self.all:
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+        if number < late:
+            self.all[-1].grad = None
+
+
+def equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    return all(x.dtype is y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def averages(model: Model, optimizer: Any) -> list[torch.Tensor]:
+    return [optimizer.state[p]["param_ema"].clone() for p in model.all]
+
+
+def made(kind: Any = PagedAdamW, decay: float = 0.9, dtype: torch.dtype = F32, **options: Any) -> tuple[Model, Any]:
+    model = Model(dtype)
+    return model, kind(model.groups(), lr=0.03, after=ema(decay), **options)
+
+
+def train(model: Model, optimizer: Any, count: int, late: int = 0, first: int = 0) -> None:
+    for number in range(first, first + count):
+        model.give(number, late)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*(("adamw", way) for way in WAYS), ("sgd", PAGED), ("lion", WAYS[3])], ids=str
+)
+def test_it_is_torchs_to_the_bit(name: str, options: dict[str, Any]) -> None:
+    kind, hyper = KINDS[name]
+    model, optimizer = made(kind, 0.99, **hyper, **options)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    for number in range(6):
+        model.give(number)
+        optimizer.step()
+        theirs.update_parameters(model)
+    assert equal(averages(model, optimizer), list(theirs.module.all))
+    before = ends(model.all, optimizer)
+    with optimizer.averaged():
+        assert equal(list(model.all), list(theirs.module.all))
+        assert not equal(list(model.all), before)
+    assert equal(before, ends(model.all, optimizer))
+
+
+def test_a_late_parameter_begins_with_a_copy_and_one_without_a_gradient_keeps_its_average() -> None:
+    model, optimizer = made(**PAGED)
+    train(model, optimizer, 2, late=9)
+    last = model.all[-1]
+    assert last not in optimizer.state
+    with optimizer.averaged():
+        assert torch.equal(last, Model().all[-1])
+    train(model, optimizer, 1, first=2)
+    assert torch.equal(optimizer.state[last]["param_ema"], last)
+    train(model, optimizer, 1, first=3)
+    kept = optimizer.state[last]["param_ema"].clone()
+    train(model, optimizer, 2, late=9, first=4)
+    assert torch.equal(optimizer.state[last]["param_ema"], kept)
+    assert not torch.equal(kept, last)
+
+
+def test_the_decay_is_a_group_s_and_changes_between_steps() -> None:
+    model, optimizer = made(decay=0.5)
+    optimizer.param_groups[1]["ema_decay"] = 1.0
+    train(model, optimizer, 1)
+    firsts = averages(model, optimizer)
+    train(model, optimizer, 1, first=1)
+    assert equal(averages(model, optimizer)[2:], firsts[2:])
+    optimizer.param_groups[1]["ema_decay"] = 0.0
+    train(model, optimizer, 1, first=2)
+    assert equal(averages(model, optimizer)[2:], list(model.all[2:]))
+    assert not equal(averages(model, optimizer)[:2], list(model.all[:2]))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "paged"),
+    [(BF16, "nearest", PAGED), (BF16, "stochastic", PAGED), (F16, "stochastic", {}), (F64, "nearest", {}),
+     (torch.complex64, "stochastic", PAGED)],
+    ids=str,
+)  # fmt: skip
+def test_other_dtypes(dtype: torch.dtype, rounding: Any, paged: dict[str, Any]) -> None:
+    """The average is of 32 bits or more, and of what is stored, unless that is rounded at random."""
+    model, optimizer = made(dtype=dtype, param_rounding=rounding, **paged)
+    wide = torch.promote_types(dtype, F32)
+    expected: list[torch.Tensor] = []
+    for number in range(4):
+        train(model, optimizer, 1, first=number)
+        values = [p.detach().to(wide, copy=True) for p in model.all]
+        expected = [v if number == 0 else a.lerp(v, 0.1) for a, v in zip(expected or values, values, strict=True)]
+    found = averages(model, optimizer)
+    drawn = rounding == "stochastic" and dtype.itemsize == 2
+    tolerance = {} if not drawn else {"rtol": 0.0, "atol": 0.05}
+    torch.testing.assert_close(found, expected, **tolerance)
+    assert not drawn or not equal(found, expected)
+    before = ends(model.all, optimizer)
+    with optimizer.averaged():
+        assert equal(list(model.all), [a.to(dtype) for a in found])
+    assert equal(before, ends(model.all, optimizer))
+
+
+def test_an_average_may_be_stored_in_fewer_bits_by_name() -> None:
+    model, optimizer = made(state_format={"param_ema": "bfloat16", "exp_avg": "float32"})
+    train(model, optimizer, 3)
+    assert {t.dtype for t in averages(model, optimizer)} == {BF16}
+    before = ends(model.all, optimizer)
+    with optimizer.averaged():
+        assert equal(list(model.all), [t.float() for t in averages(model, optimizer)])
+    assert equal(before, ends(model.all, optimizer))
+    with pytest.raises(ValueError, match=r"state .param_ema. of rule .* cannot be stored in int8: it holds weights"):
+        made(state_format={"param_ema": "int8"})
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+@pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD])
+def test_attached(kind: Any, overlap: Any) -> None:
+    found = []
+    for attached in (True, False):
+        model = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
+        for i, p in enumerate(model.parameters()):
+            torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(i))
+        optimizer = kind(model.parameters(), lr=0.01, after=ema(0.9), **PAGED)
+        if attached:
+            optimizer.attach(model, overlap=overlap)
+        for number in range(4):
+            model(torch.full((2, 30), 0.1 * number)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with optimizer.averaged():
+                found.append(model(torch.ones(30)).detach())
+        optimizer.wait()
+        found += ends(model.parameters(), optimizer)
+    half = len(found) // 2
+    assert equal(found[:half], found[half:])
+
+
+def test_a_backward_within_the_block_updates_nothing() -> None:
+    model = torch.nn.Linear(5, 5)
+    optimizer = PagedSGD(model.parameters(), lr=0.1, after=ema(0.9))
+    optimizer.attach(model, overlap="backward")
+    for _ in range(2):
+        model(torch.ones(5)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"averaged\(\) in the middle of a step"), optimizer.averaged():
+            pass
+        optimizer.step()
+    before = ends(model.parameters(), optimizer)
+    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"within averaged\(\)"):
+        model(torch.ones(5)).sum().backward()
+    assert equal(before, ends(model.parameters(), optimizer))
+
+
+INSIDE: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: o.step(),
+    "closure": lambda o: o.step(lambda: 0),
+    "save": lambda o: o.state_dict(),
+    "save decoded": lambda o: o.decoded_state_dict(),
+    "load": lambda o: o.load_state_dict({"state": {}, "param_groups": []}),
+    "copy": copy.deepcopy,
+    "pickle": pickle.dumps,
+    "another": lambda o: o.averaged().__enter__(),
+}
+
+
+@pytest.mark.parametrize("what", INSIDE)
+def test_what_is_refused_inside(what: str) -> None:
+    model, optimizer = made()
+    train(model, optimizer, 9)  # the last ones in one compiled call
+    before = ends(model.all, optimizer)
+    with optimizer.averaged():
+        inside = ends(model.all, optimizer)
+        with pytest.raises(RuntimeError, match=r"within averaged\(\) parameters are their averages.*leave the block"):
+            INSIDE[what](optimizer)
+        assert equal(inside, ends(model.all, optimizer))
+    assert equal(before, ends(model.all, optimizer))
+    train(model, optimizer, 1, first=9)
+
+
+def test_moves_inside_and_an_exception_end_in_the_parameters() -> None:
+    model, optimizer = made(**PAGED)
+    train(model, optimizer, 3)
+    before = ends(model.all, optimizer)
+    grads = [p.grad for p in model.all]
+    with contextlib.suppress(KeyError), optimizer.averaged():
+        assert all(p.grad is grad for p, grad in zip(model.all, grads, strict=True))
+        optimizer.set_device_budget("all")
+        raise KeyError
+    assert equal(before, ends(model.all, optimizer))
+
+
+def test_parameters_that_share_memory_are_put_back() -> None:
+    first = torch.nn.Parameter(torch.arange(8.0))
+    params = [first, torch.nn.Parameter(first.detach()[4:])]
+    optimizer = PagedSGD(params, lr=0.5, after=ema(0.9))
+    for number in range(3):
+        for p in params:
+            p.grad = torch.full_like(p, 1.0 + number)
+        optimizer.step()
+    before = ends(params, optimizer)
+    with optimizer.averaged():
+        assert not torch.equal(first, before[0])
+    assert equal(before, ends(params, optimizer))
+
+
+def test_a_failure_at_the_end_is_damage_that_a_load_mends(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    train(model, optimizer, 2)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    with pytest.raises(MemoryError), optimizer.averaged():
+        monkeypatch.setattr("pagedopt.optim.averaged.Plan.of", lambda *_: (_ for _ in ()).throw(MemoryError("full")))
+    with pytest.raises(RuntimeError, match=r"damaged: averaged\(\) failed at its end \(MemoryError: full\)"):
+        optimizer.state_dict()
+    monkeypatch.undo()
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer, 1, first=2)
+
+
+@pytest.mark.parametrize("options", [{}, {"state_format": "int8", **PAGED}], ids=str)
+def test_saved_and_loaded_it_goes_on(options: dict[str, Any]) -> None:
+    model, optimizer = made(decay=0.7, **options)
+    train(model, optimizer, 3)
+    other, again = made(decay=0.9, **options)
+    other.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    pickled = pickle.loads(pickle.dumps(optimizer))
+    assert pickled.after == ema(0.7)
+    train(model, optimizer, 2, first=3)
+    train(other, again, 2, first=3)
+    assert [group["ema_decay"] for group in again.param_groups] == [0.7, 0.7]
+    assert equal(ends(model.all, optimizer), ends(other.all, again))
+
+
+def test_checkpoints_with_and_without_an_average() -> None:
+    model, optimizer = made()
+    plain = PagedAdamW(model.groups())
+    train(model, plain, 2)
+    without = plain.state_dict()
+    said = r"loaded state of parameter 0 has no param_ema; .*; an average begins with a copy: entry\['param_ema'\] = p"
+    with pytest.raises(ValueError, match=said):
+        optimizer.load_state_dict(without)
+    for p, entry in zip(model.all, without["state"].values(), strict=True):
+        entry["param_ema"] = p.detach().clone()
+    optimizer.load_state_dict(without)
+    assert equal(averages(model, optimizer), list(model.all))
+    assert [group["ema_decay"] for group in optimizer.param_groups] == [0.9, 0.9]
+    with pytest.raises(ValueError, match="has param_ema, an average of the weights, and this optimizer makes none"):
+        plain.load_state_dict(optimizer.state_dict())
+    torch.optim.AdamW(model.groups()).load_state_dict(optimizer.state_dict())
+
+
+def test_an_estimate_counts_it_in_float32() -> None:
+    both = compose(rules.adamw, averaging)
+    bytes_of = lambda **how: estimate("1M", rule=both, **how).state_bytes / 1e6  # noqa: E731
+    assert bytes_of(param_dtype="bfloat16") == pytest.approx(2 * 2 + 4, rel=0.01)
+    assert bytes_of(state_format="int8") == pytest.approx(2.03 + 4, rel=0.01)
+    model, optimizer = made(state_format="int8", **PAGED)
+    train(model, optimizer, 1)
+    assert "it is not what fills the memory" in str(_advice(optimizer))
+
+
+def _advice(optimizer: Any) -> list[str]:
+    with pytest.raises(MemoryError) as caught, optimizer.guard():
+        raise MemoryError
+    return caught.value.__notes__
+
+
+def test_what_does_not_go_with_it_is_refused() -> None:
+    params = [torch.nn.Parameter(torch.ones(3, dtype=BF16))]
+    with pytest.raises(ValueError, match=r"after=pagedopt.ema\(0.9\) averages .* param_format='bfloat16\+16' stores"):
+        PagedAdamW(params, after=ema(0.9), param_format="bfloat16+16")
+    with pytest.raises(TypeError, match=r"after is 0.9; give pagedopt.ema\(decay\), or None"):
+        PagedAdamW(params, after=0.9)  # type: ignore[arg-type]
+    for value in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=r"decay is .*; it must be from 0 to 1"):
+            ema(value)
+    for wrong in ("0.9", True, None):
+        with pytest.raises(TypeError, match=r"decay is .*; it must be a number from 0 to 1"):
+            ema(wrong)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"there is no average: make the optimizer with after=pagedopt.ema"):
+        PagedAdamW(params).averaged().__enter__()
+
+    @rule
+    def twice(param, grad, param_ema, *, lr):  # type: ignore[no-untyped-def]
+        param_ema = param_ema + grad
+        param = param - lr * param_ema
+        return param, param_ema
+
+    class Twice(PagedOptimizer):
+        rule = twice
+
+    with pytest.raises(ValueError, match=r"rule 'twice' has a state 'param_ema', which after=ema\(…\) adds: rename it"):
+        Twice(params, {"lr": 0.1}, after=ema(0.9))
