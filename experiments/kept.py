@@ -27,7 +27,8 @@ import torch
 
 import experiments
 from experiments.device import refuse
-from experiments.lab import Page, Rows, Table, as_json
+from experiments.json_text import as_json
+from experiments.lab import Page, Rows, Table
 from pagedopt.system import machine
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
-import itertools
-import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -194,8 +191,7 @@ class Table(NamedTuple):
     def full(self) -> Table:
         """Without columns that say nothing in any line."""
         said = [any(cell not in ("", "-") for cell in column) for column in zip(*self.lines, strict=True)]
-        kept = functools.partial(itertools.compress, selectors=said)
-        return Table(self.title, list(kept(self.headings)), [list(kept(line)) for line in self.lines])
+        return Table(self.title, [*compress(self.headings, said)], [[*compress(line, said)] for line in self.lines])
 
 
 class Verdict(NamedTuple):
@@ -226,6 +222,8 @@ class Verdict(NamedTuple):
 
 #: A number, or one with a remark that goes behind the bar's title, or None: not measured.
 Measured = float | tuple[float, str] | None
+#: With fields of the first row ("{work}, {clock}"), or a function of the rows.
+Title = str | Callable[[Rows], str]
 
 
 class Page:
@@ -242,12 +240,10 @@ class Page:
         self.bars: list[Verdict] = []
         self.pictures: list[tuple[str, Rows, Any, str, Sequence[str]]] = []
 
-    def table(
-        self, title: str | Callable[[Rows], str], rows: Rows, columns: Mapping[str, Column], by: Sequence[str] = ()
-    ) -> None:
+    def table(self, title: Title, rows: Rows, columns: Mapping[str, Column], by: Sequence[str] = ()) -> None:
         """A line per row, a table for each group of rows that are alike in ``by``.
 
-        Title and headings may have fields of the first row ("{work}, {clock}"), or the title be a function of the rows.
+        Headings may have fields of the first row, too.
         """
         for group in rows.groups(*by):
             lines = [[words(row, column) for column in columns.values()] for row in group]
@@ -255,7 +251,7 @@ class Page:
 
     def grid(
         self,
-        title: str | Callable[[Rows], str],
+        title: Title,
         rows: Rows,
         down: str,
         across: str,
@@ -270,9 +266,7 @@ class Page:
             lines = [[str(name), *(known.get((name, value), "-") for value in over)] for name in rows.values(down)]
             self._table(title, rows, [corner, *map(heading, over)], lines)
 
-    def _table(
-        self, title: str | Callable[[Rows], str], rows: Rows, headings: Sequence[str], lines: Sequence[Sequence[str]]
-    ) -> None:
+    def _table(self, title: Title, rows: Rows, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         if any(cell not in ("", "-") for line in lines for cell in line[1:]):  # a CPU has no GPU times
             said = title(rows) if callable(title) else title.format_map(rows[0])
             self.blocks.setdefault(self.section, []).append(Table(said, headings, lines))
@@ -300,20 +294,3 @@ class Page:
         """One PNG, of panels (:mod:`experiments.pictures`) or by a function of an empty figure and the rows."""
         if rows:
             self.pictures.append((name, rows, draw, title, by))
-
-
-# --- JSON
-
-
-def as_json(content: Any) -> str:
-    """Return JSON values as the text of a JSON file. Numbers that are not finite become null."""
-    return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
-
-
-def finite(value: Any) -> Any:
-    """Return JSON values with None for every number that is not finite."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

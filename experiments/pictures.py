@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.clock import Series
-from experiments.lab import Column, Page, Row, Rows, as_json, cell, number, number_in
+from experiments.json_text import as_json
+from experiments.lab import Column, Page, Row, Rows, cell, number, number_in
 from pagedopt.commands.tables import new_figure
 
 #: Inches, and dots in one of them: 800 pixels wide a letter of 9 points is 12 pixels high.
@@ -87,6 +88,7 @@ class Lines(Panel):
         each: a line for each of its values, which is its name.
         label: what ``x`` counts.
         log: the logarithmic axes: "xy", "x", "y" or "".
+        zero: the axes that begin at 0: "xy", "x" or "".
         level: a name, and a column whose number in the first row is drawn as a line across.
     """
 
@@ -95,6 +97,7 @@ class Lines(Panel):
     each: str
     label: str = ""
     log: str = "xy"
+    zero: str = ""
     level: tuple[str, Column] | None = None
 
     def is_wide(self, rows: Rows) -> bool:
@@ -105,6 +108,9 @@ class Lines(Panel):
         """Each line, and its name beside its end."""
         for axis in self.log:
             getattr(axes, f"set_{axis}scale")("log")
+        for axis, most in zip("xy", map(max, list(zip(*self.points(rows), strict=True))[:2]), strict=True):
+            if axis in self.zero:  # now: names are put beside the axes
+                getattr(axes, f"set_{axis}lim")(-0.02 * most, 1.05 * most)
         ends = [self.line(axes, i, group) for i, group in enumerate(rows.groups(self.each)) if self.points(group)]
         if self.level and ends:
             height = number_in(rows[0], self.level[1]) or 0.0

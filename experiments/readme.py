@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from experiments.columns import ms
 from experiments.comparing import best, over
@@ -12,13 +13,14 @@ from experiments.lecture.page import Results
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
 from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
-from experiments.readme_picture import draw
+from experiments.pictures import BLUE, GRAY, PAGE, Lines, onto, save
 from experiments.step.clip_and_scale import CAPTURED
 from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
 from experiments.works.finetunes import BACKWARD, RESIDENT
 from experiments.works.models import BITS_8, COMPILED, COPY, GRAPH, OURS
 from experiments.works.models import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
+from pagedopt.commands.tables import new_figure
 
 FOLDER, PICTURE = ROOT, KEPT / "budgets.png"
 STAGED = "mapped, staged"
@@ -68,8 +70,8 @@ def main() -> int:
     begin = len(results.asked)
     rows = of_one_run(results)
     commits = dict.fromkeys(str(results.part(shown)[0]["commit"]) for shown in results.asked[begin:])
-    drawn = draw(rows, f"{gpu(results)}, measured at {' and '.join(commits)}", PICTURE)
-    print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {drawn}" if drawn else "; no picture: pip install matplotlib"))
+    file = drawn(rows, f"{gpu(results)}, measured at {' and '.join(commits)}")
+    print(f"filled: {', '.join(PAGES)}" + (f"; drawn: {file}" if file else "; no picture: pip install matplotlib"))
     return 0
 
 
@@ -333,6 +335,41 @@ def gpu(results: Results, experiment: str = "paged_state") -> str:
     result = results.of(experiment)
     assert result is not None
     return str(result["machine"]["gpu"])
+
+
+BY_BUDGET = "pagedopt, by device_budget"
+
+
+STEPS_BY_STATE = Lines(
+    title="AdamW, {about}",
+    unit="ms a step, wall",
+    x="gib",
+    y="ms",
+    each="line",
+    log="y",
+    zero="x",
+    label="GiB of state on the host",
+    colors=lambda name: BLUE if name == BY_BUDGET else GRAY,
+    inches=3.8,
+)
+
+
+def drawn(rows: Rows, about: str) -> Path | None:
+    """A line of ours, and a mark for each rival; None without matplotlib."""
+    if (figure := new_figure(PAGE, 5)) is None:
+        return None
+    shown = Rows(point for row in rows for point in points(row, about))
+    title = "A step takes longer with each GiB of state on the host, ours the least in float32"
+    onto(figure, shown, [STEPS_BY_STATE], title)
+    return save(figure, PICTURE, rows)
+
+
+def points(row: Row, about: str) -> list[Row]:
+    """A step; and of a rival whose pages we push out, the step alone."""
+    named = {"about": about, "gib": row["away"] / 2**30}
+    line = row["name"] if row["share"] is None else BY_BUDGET
+    alone = [{**named, "line": f"{row['name']}, step alone", "ms": row["alone"]}] if row["alone"] else []
+    return [{**named, "line": line, "ms": row["ms"]}, *alone]
 
 
 #: Page, below the root → what makes its blocks.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .common.names import attach
-from .optim.foreign_options import NAMES
+from .optim.foreign_options import NAMES, NO_RULES
 from .optim.registry import OPTIMIZERS
 
 __version__ = "0.2.0"
@@ -52,4 +52,4 @@ _UNLISTED = {".foreach_ops": (
 #: What is gone, and what to do instead.
 _GONE = {"shadow": "run examples/beside_torch.py of the repository, with your own model and options in it"}
 if not TYPE_CHECKING:  # with a module-level __getattr__, a type checker would accept any name
-    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES | _GONE, _UNLISTED)
+    __getattr__, __dir__, __all__ = attach(__name__, _MODULES, NAMES | NO_RULES | _GONE, _UNLISTED)

@@ -12,9 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import reference_lion
+import reference_rules
 import torch
 
-from pagedopt import PagedAdam, PagedAdamW, PagedLion, PagedSGD
+from pagedopt import (
+    PagedAdadelta,
+    PagedAdagrad,
+    PagedAdam,
+    PagedAdamax,
+    PagedAdamW,
+    PagedLion,
+    PagedNAdam,
+    PagedRAdam,
+    PagedRMSprop,
+    PagedSGD,
+)  # fmt: skip
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
 
@@ -73,7 +85,8 @@ class Case:
     def numbers(self) -> tuple[str, ...]:
         """Hyperparameters that are numbers; betas are two."""
         switches = [name for name, value in self.options.items() if isinstance(value, bool)]
-        found = (("beta1", "beta2") if name == "betas" else (name,) for name in self.options if name not in switches)
+        betas = [f"beta{i}" for i, _ in enumerate(self.options.get("betas", ()), 1)]
+        found = (betas if name == "betas" else [name] for name in self.options if name not in switches)
         return tuple(name for names in found for name in names)
 
     def make(self, theirs: bool, groups: list[dict[str, Any]], **ours: Any) -> Any:
@@ -128,7 +141,8 @@ class Spec:
         bad: what is refused.
         asked: more hyperparameters, of which torch says whether they are refused (``tests/optim/test_flags.py``).
         decoupled: whether weight decay is a part of the parameter that is subtracted from it.
-        conjugated: whether torch's loop takes gradients that are conjugated views.
+        conjugated: whether torch's loop takes parameters and gradients that are conjugated views.
+        views_gradients: if not, whether it views gradients as real before it adds weight decay, which makes new ones.
         differences: from its reference, that no other class has.
         ulp: by device and by what is compared: how far one step may end from torch's default, in ulp.  What is not
             named has torch's bits.  The largest ulp counts of a parameter and its update, as a small one may be what
@@ -143,6 +157,7 @@ class Spec:
     asked: tuple[Hyper, ...] = ()
     decoupled: bool = False
     conjugated: bool = True
+    views_gradients: bool = False
     differences: tuple[Difference, ...] = ()
     ulp: Mapping[str, Mapping[str, int]]
     unmeasured: frozenset[tuple[str, str, str]] = frozenset()
@@ -202,6 +217,7 @@ ADAMW = Spec(
     ),
     decoupled=True,
     conjugated=False,  # torch's loop views complex numbers as real ones
+    views_gradients=True,
     # torch's kernel for a CPU computes (c * g) * g, as ours; that for a GPU c * (g * g), at most a rounding further.
     ulp={
         "cpu": {"parameter": 5, "exp_avg_sq": 1, "max_exp_avg_sq": 1},
@@ -227,6 +243,7 @@ ADAM = dataclasses.replace(
         Case(name="decoupled amsgrad", rule="adamw_amsgrad", options={**_ADAMW, "amsgrad": True}, **_OF_DECOUPLED),
     ),
     decoupled=False,
+    views_gradients=False,
     often=False,
 )  # fmt: skip
 
@@ -290,8 +307,222 @@ LION = Spec(
     ulp={"cpu": {"parameter": 5}, "cuda": {"parameter": 5}},
 )
 
+_RMSPROP: Hyper = {"lr": 0.03, "alpha": 0.9, "eps": 1e-2, "weight_decay": 0.2, "momentum": 0.7}
+_OF_RMSPROP: Hyper = {
+    "ours": PagedRMSprop, "theirs": torch.optim.RMSprop,
+    "other": {"lr": 0.01, "alpha": 0.8, "eps": 3e-2, "weight_decay": 0.05},
+}  # fmt: skip
+RMSPROP = Spec(
+    entry=ENTRIES["PagedRMSprop"],
+    cases=(
+        Case(
+            name="rmsprop momentum", rule="rmsprop_momentum", options=_RMSPROP, recorded=(*USUAL, *INT8), **_OF_RMSPROP
+        ),
+        Case(name="rmsprop", rule="rmsprop", options={**_RMSPROP, "momentum": 0.0}, recorded=USUAL[:1], **_OF_RMSPROP),
+        Case(
+            name="rmsprop centered", rule="rmsprop_centered",
+            options={**_RMSPROP, "momentum": 0.0, "centered": True}, recorded=USUAL[:1], **_OF_RMSPROP,
+        ),
+        Case(
+            name="rmsprop centered momentum", rule="rmsprop_centered_momentum",
+            options={**_RMSPROP, "centered": True}, recorded=USUAL, **_OF_RMSPROP,
+        ),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        Bad({"alpha": -1.0}, "Invalid alpha value: -1.0"),
+        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        Bad({"momentum": -1.0}, "Invalid momentum value: -1.0"),
+        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
+    ),
+    asked=({"alpha": 0}, {"eps": 0}, {"momentum": 0.9}, {"centered": True}),
+    conjugated=False,
+    ulp={"cpu": {"parameter": 5, "square_avg": 1}, "cuda": {"parameter": 5, "square_avg": 2}},
+    often=False,
+)  # fmt: skip
+
+
+_NADAM: Hyper = {**_ADAMW, "momentum_decay": 0.1}
+_OF_NADAM: Hyper = {
+    "ours": PagedNAdam, "theirs": torch.optim.NAdam, "rule": "nadam",
+    "other": {"lr": 0.01, "betas": (0.7, 0.9), "eps": 3e-3, "weight_decay": 0.05, "momentum_decay": 0.2},
+}  # fmt: skip
+NADAM = dataclasses.replace(
+    ADAMW,
+    entry=ENTRIES["PagedNAdam"],
+    cases=(
+        Case(name="nadam", options=_NADAM, recorded=(*USUAL, *INT8), **_OF_NADAM),
+        Case(name="nadam decoupled", options={**_NADAM, "decoupled_weight_decay": True}, **_OF_NADAM),
+    ),
+    bad=(*ADAMW.bad, Bad({"momentum_decay": -1.0}, "Invalid momentum_decay value: -1.0")),
+    asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"decoupled_weight_decay": True}),
+    decoupled=False,
+    differences=tuple(
+        Difference(
+            "beyond", scenario, labels,
+            "A step uses the product of its momenta in double; torch rounds it to float32 before, which parameters of "
+            "float64 show, in the seventh digit.",
+            ("PagedNAdam",),
+        )
+        for scenario, labels in {
+            "of another dtype": "float32 of float64: parameter", "functional calls": ("functional_call", "grad"),
+            "a module cast before the first step": "double",
+            "extreme values": ("torch.float64, 0.4*", "torch.float64, 0.9*"),
+        }.items()
+    ),
+    often=False,
+)  # fmt: skip
+
+_OF_RADAM: Hyper = {**_OF_ADAMW, "ours": PagedRAdam, "theirs": torch.optim.RAdam, "rule": "radam"}
+RADAM = dataclasses.replace(
+    NADAM,
+    entry=ENTRIES["PagedRAdam"],
+    cases=(
+        Case(name="radam", options=_ADAMW, recorded=(*USUAL, *INT8), **_OF_RADAM),
+        Case(name="radam decoupled", options={**_ADAMW, "decoupled_weight_decay": True}, **_OF_RADAM),
+    ),
+    bad=ADAMW.bad,
+    differences=(
+        Difference(
+            "refused", "values changed between steps", ("eps=None", "eps=None: trained"),
+            "eps=None put into a group is refused with TypeError; torch's RAdam does not read it in its first steps.",
+            ("PagedRAdam",),
+        ),
+        Difference(
+            "beyond", "extreme values", ("torch.float16, 0.9*", "infinite parameters, torch.float16, 0.9*"),
+            "A mean in float16 that overflows as it is divided by its bias correction is finite here, in float32.",
+            ("PagedRAdam",),
+        ),
+    ),
+)  # fmt: skip
+
+_OF_ADAMAX: Hyper = {**_OF_ADAMW, "ours": PagedAdamax, "theirs": torch.optim.Adamax, "rule": "adamax"}
+ADAMAX = dataclasses.replace(
+    NADAM,
+    entry=ENTRIES["PagedAdamax"],
+    cases=(Case(name="adamax", options=_ADAMW, recorded=USUAL, **_OF_ADAMAX),),
+    bad=ADAMW.bad,
+    asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}),
+    views_gradients=False,
+    differences=(),
+)
+
+ADAGRAD = Spec(
+    entry=ENTRIES["PagedAdagrad"],
+    cases=(
+        Case(
+            name="adagrad", rule="adagrad", ours=PagedAdagrad, theirs=torch.optim.Adagrad, recorded=USUAL,
+            options={"lr": 0.03, "lr_decay": 0.1, "weight_decay": 0.2, "initial_accumulator_value": 0.3, "eps": 1e-2},
+            other={"lr": 0.01, "lr_decay": 0.2, "weight_decay": 0.05, "eps": 3e-2},
+        ),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        Bad({"lr_decay": -1.0}, "Invalid lr_decay value: -1.0"),
+        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        Bad({"initial_accumulator_value": -1.0}, "Invalid initial_accumulator_value value: -1.0"),
+        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
+    ),
+    asked=({"lr_decay": 0.5}, {"eps": 0}, {"initial_accumulator_value": 0.5}),
+    conjugated=False,
+    differences=(
+        Difference(
+            "beyond", "values of each group", "step *",
+            "A group's own initial_accumulator_value is followed; torch's has that of the constructor in all.",
+            ("PagedAdagrad",),
+        ),
+        Difference(
+            "refused", "sparse without state", "a step",
+            "Sparse gradients are refused with RuntimeError by every Paged class, and nothing is updated; torch's "
+            "Adagrad accepts them without weight decay.",
+            ("PagedAdagrad",), error=RuntimeError,
+        ),
+    ),
+    ulp={"cpu": {"parameter": 5, "sum": 1}, "cuda": {"parameter": 5, "sum": 1}},
+    often=False,
+)  # fmt: skip
+
+ADADELTA = Spec(
+    entry=ENTRIES["PagedAdadelta"],
+    cases=(
+        Case(
+            name="adadelta", rule="adadelta", ours=PagedAdadelta, theirs=torch.optim.Adadelta,
+            recorded=(*USUAL, *INT8), options={"lr": 0.3, "rho": 0.8, "eps": 1e-2, "weight_decay": 0.2},
+            other={"lr": 0.1, "rho": 0.7, "eps": 3e-2, "weight_decay": 0.05},
+        ),
+    ),
+    bad=(
+        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
+        Bad({"rho": -1.0}, "Invalid rho value: -1.0"),
+        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
+    ),
+    asked=({"rho": 0}, {"rho": 1}, {"eps": 0}),
+    ulp={
+        "cpu": {"parameter": 5, "square_avg": 1, "acc_delta": 2},
+        "cuda": {"parameter": 5, "square_avg": 2, "acc_delta": 3},
+    },
+    often=False,
+)  # fmt: skip
+
+OF_TORCH = (RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)
+
+
+def _written(
+    name: str, update: Any, options: Hyper, other: Hyper, *more: Hyper, begin: Hyper | None = None, **about: Any
+) -> Spec:
+    """A class that torch does not have; its reference is ``update``, the lines of the paper."""
+    entry = ENTRIES[name]
+    of: Hyper = {
+        "ours": entry.optimizer, "theirs": reference_rules.written(entry.optimizer, update, **(begin or {})),
+        "rule": entry.rules[0], "other": other,
+    }  # fmt: skip
+    title, betas = entry.rules[0].replace("_", " "), options["betas"]
+    return Spec(
+        entry=entry,
+        cases=(
+            Case(name=title, options=options, recorded=USUAL[:2], **of),
+            *(Case(name=f"{title}, {', '.join(each)}", options={**options, **each}, **of) for each in more),
+        ),
+        bad=(
+            Bad({"lr": -1.0}, "lr=-1.0, .* none is negative"),
+            Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
+            Bad({"betas": betas[:1]}, "give (two|three) numbers"),
+            Bad({"weight_decay": -1.0}, "weight_decay=-1.0.*: none is negative"),
+            Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
+        ),
+        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 2)} for device in ("cpu", "cuda")},
+        often=False,
+        **about,
+    )
+
+
+_OTHER = _OF_ADAMW["other"]
+_ADAN: Hyper = {**_ADAMW, "betas": (0.8, 0.7, 0.95)}
+WRITTEN = (
+    _written(
+        "PagedAdEMAMix", reference_rules.ademamix, {**_ADAMW, "betas": (0.8, 0.95, 0.97), "alpha": 3.0},
+        {**_OTHER, "betas": (0.7, 0.9, 0.96), "alpha": 5.0}, {"alpha_warmup": 5, "beta3_warmup": 7}, {"maximize": True},
+        decoupled=True,
+    ),
+    _written(
+        "PagedScheduleFreeAdamW", reference_rules.schedule_free_adamw, {**_ADAMW, "warmup_steps": 3},
+        {**_OTHER, "warmup_steps": 2}, {"maximize": True}, begin={"weight_sum": 0.0},
+    ),
+    _written("PagedCautiousAdamW", reference_rules.cautious_adamw, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+    _written(
+        "PagedCautiousLion", reference_rules.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
+    ),
+    _written("PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}),
+    _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
+    _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+)  # fmt: skip
+
 #: By the name of the class.
-SPECS = {spec.entry.name: spec for spec in (ADAMW, ADAM, SGD, LION)}
+SPECS = {spec.entry.name: spec for spec in (ADAMW, ADAM, SGD, LION, *OF_TORCH, *WRITTEN)}
 CASES = {case.name: case for spec in SPECS.values() for case in spec.cases}
 #: Of each class those that have state, and not the same as an earlier one: what becomes of state is as there.
 BY_STATE = {

@@ -4,7 +4,7 @@ Answer: see notes/pointer_lifetime.md.
 
 Four parameters of 1, 2, 3, 4 and gradients of 1 that a step subtracts; between building a list and using it something
 happens to the second parameter or to the gradients, and then memory is asked for, which others get.  Each hazard in a
-process of its own, once for each way to hold the list (:mod:`experiments.works.held_lists`): it writes into nobody
+process of its own, once for each way to hold the list: it writes into nobody
 else's memory.
 
 ``owners``: parameters are 1 and gradients 1.  A list over them is copied, copied deeply, or pickled, and the copy is

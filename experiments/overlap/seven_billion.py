@@ -213,19 +213,8 @@ def finding(rows: Rows) -> str:
     return f"State in 8 bits on the host: {speed} of the speed of torch's fused AdamW in {memory} of its memory"
 
 
-class Points(Lines):
-    """A mark for each optimizer, over axes that begin at 0."""
-
-    def draw(self, axes: Any, rows: Rows) -> None:
-        """The limits first: names are put beside the axes."""
-        across, up, _ = zip(*self.points(rows), strict=True)
-        axes.set_xlim(0, 1.05 * max(across))
-        axes.set_ylim(0, 1.05 * max(up))
-        super().draw(axes, rows)
-
-
-PANEL = Points(title="{numel:,} bfloat16 parameters, batches of {batch} x {tokens:,} tokens", unit="tokens/s",
-              x="taken", y="tokens_s", each="name", label="GiB on the card, by the driver's count", log="",
+PANEL = Lines(title="{numel:,} bfloat16 parameters, batches of {batch} x {tokens:,} tokens", unit="tokens/s",
+              x="taken", y="tokens_s", each="name", label="GiB on the card, by the driver's count", log="", zero="xy",
               colors=color, inches=3.6)  # fmt: skip
 
 

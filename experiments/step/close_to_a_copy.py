@@ -34,8 +34,12 @@ from experiments.works.link import BOTH, IN_PLACE, MOVES
 from experiments.works.models import BITS_8, COMPILED, COPY, FOREACH, FUSED, GRAPH, LOOP, OURS, Work, gpt2_shapes
 from experiments.works.paged import FULL, QUICK, Problem
 from experiments.works.steps import checked, copy_of_bytes, of_copy
+from pagedopt.optim.registry import OPTIMIZERS
 
-ANSWERS = {"close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits"}
+ANSWERS = {
+    "close_to_a_copy": "fused_step", "in_16_bits": "in_16_bits", "in_8_bits": "in_8_bits",
+    "every_optimizer": "every_optimizer",
+}  # fmt: skip
 NOTE = {"in_16_bits": "int8", "in_8_bits": "int8"}
 MEASURES = ("kernels", "formats", "launch", "tables", "optim", "paging", "placements", "system/state_file.py")
 TORCH = (FUSED, FOREACH, LOOP, GRAPH)
@@ -56,6 +60,8 @@ INT8: dict[str, dict[str, Any]] = {
     STOCHASTIC: {"state_format": "int8", "rounding": "stochastic"},
     f"{OURS}, int8, m stochastic": {"state_format": "int8", "betas": (0.9, 0.95)},  # by default, as v decays fast
 }
+#: What is not at its default where each optimizer steps: without momentum SGD has no state.
+MOMENTUM = {"PagedSGD": {"momentum": 0.9}}
 RIVAL, BOTH_WAYS = "bitsandbytes AdamW8bit", "copy both ways"
 #: Bytes that a step with state in 8 bits moves for each float32 parameter.
 MOVED = 12 + 2 * BITS_8
@@ -94,6 +100,9 @@ def measure(run: Run) -> Iterator[Row]:
     if run.part == "in_8_bits":
         yield from in_8_bits(run)
         return
+    if run.part == "every_optimizer":
+        yield from every_optimizer(run)
+        return
     cpu, cuda = torch.device("cpu"), run.device.type == "cuda"
     stepped = [(key, names, run.device) for key, names in ON_GPU.items() if cuda]
     if not cuda:
@@ -120,6 +129,22 @@ def steps(run: Run, key: str, work: Work, names: tuple[str, ...], device: torch.
     about = {"key": key, "work": work.name, "device": device.type, "numel": work.numel}
     for name, timing in run.measure(cases, device=device).items():
         yield {**about, "bytes": work.bytes_each * work.numel, "case": name, "error": errors.get(name), **timing}
+
+
+def every_optimizer(run: Run) -> Iterator[Row]:
+    """Each class at its defaults (SGD with momentum), beside a copy of the bytes of its own step."""
+    toys = run.quick or run.device.type == "cpu"
+    work = Work("24,000 fp32", [(8000,)] * 3) if toys else Problem(run).work
+    for entry in run.each(OPTIMIZERS):
+        optimizer = entry.optimizer(work.parameters(run.device), **MOMENTUM.get(entry.name, {}))
+        states = len(optimizer.state_names(optimizer.param_groups[0]))
+        moved = Work(work.name, work.shapes, work.dtype, 12 + 8 * states, 0)
+        about = {"key": entry.name, "work": work.name, "device": run.device.type, "numel": work.numel, "states": states}
+        cases = [Case(entry.name, optimizer.step), copy_of_bytes(moved, run.device)]
+        for name, timing in run.measure(cases, device=run.device).items():
+            yield {**about, "bytes": moved.bytes_each * work.numel, "case": name, "error": None, **timing}
+        del optimizer, cases
+        run.free()
 
 
 # --- state in 8 bits
@@ -233,6 +258,13 @@ def report(page: Page, rows: Rows) -> None:
     """A table, a picture, and what is held to a limit."""
     if page.section == "in_8_bits":
         report_8_bits(page, rows)
+        return
+    if page.section == "every_optimizer":
+        steps = Rows(row for row in rows if row["case"] == row["key"])
+        columns: dict[str, Column] = {"optimizer": "case", "states": "states", "ms": ms("time")}
+        page.table("{work}, {device}", steps, {**columns, "of a copy": percent("share")})
+        for row in steps:
+            page.bar(f"{row['case']}, share of a copy", Rows([row]), "share", "≥ 90 %")
         return
     first, panels = rows.where(key=rows[0]["key"], device=rows[0]["device"]), bars_of("{work}, {device}", "name")
     page.table(title, first, {"contender": "label", "GPU µs": "gpu", "wall µs": "wall",

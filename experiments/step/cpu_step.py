@@ -7,7 +7,7 @@ threads, too.
 
 Each contender and torch fused take turns, step by step, over parameters of their own with the same gradients: a pair.
 Both run on the threads that ``torch.set_num_threads`` gives.  A copy of as many bytes runs beside them; it is no floor
-(:func:`experiments.works.contenders.of_copy`).
+(:func:`experiments.works.steps.of_copy`).
 """
 
 from __future__ import annotations

@@ -113,15 +113,10 @@ def out(optimizer: Any) -> None:
         push_out([(t.data_ptr(), t.nbytes) for t in paged], torch.device("cuda", torch.cuda.current_device()))
 
 
-def torchao(name: str = "") -> Make:
-    """Gradients go to the CPU as they come; state and the update, of torch or of this class of torchao, are there."""
-
-    def make(params: Iterable[nn.Parameter]) -> Any:
-        package = importlib.import_module("torchao.optim")
-        inner, how = (getattr(package, name), {}) if name else (torch.optim.AdamW, {"fused": True})
-        return package.CPUOffloadOptimizer(params, inner, offload_gradients=True, **how, **LEARNING)
-
-    return make
+def torchao(params: Iterable[nn.Parameter]) -> Any:
+    """Gradients go to the CPU as they come; state and the update are there."""
+    offload = importlib.import_module("torchao.optim").CPUOffloadOptimizer
+    return offload(params, torch.optim.AdamW, offload_gradients=True, fused=True, **LEARNING)
 
 
 def optimi(model: nn.Module) -> Step:
@@ -162,8 +157,7 @@ WAYS: dict[str, Way] = {
         "torchtune's recipe, pages pushed out", with_room(in_hooks(bitsandbytes, out)), ORANGE, "bitsandbytes"
     ),
     "bitsandbytes": Way("bitsandbytes PagedAdamW8bit", with_room(behind(bitsandbytes)), ORANGE, "bitsandbytes"),
-    "torchao": Way("torchao CPUOffloadOptimizer", behind(torchao()), PURPLE, "torchao"),
-    "torchao_8bit": Way("torchao CPUOffloadOptimizer, 8 bits", behind(torchao("AdamW8bit")), PURPLE, "torchao"),
+    "torchao": Way("torchao CPUOffloadOptimizer", behind(torchao), PURPLE, "torchao"),
     "optimi": Way("optimi, gradient release", optimi, PURPLE, "optimi"),
 }
 

@@ -28,18 +28,17 @@ class Scales:
         self._at_first = self._now()
 
     def since(self) -> dict[str, int]:
-        """Bytes, 0 on a CPU: what torch's allocator was asked for and still holds (``taken``), what it handed out
-        beyond that (``rounding``), and what is gone of the device that it has not reserved (``others``)."""
+        """Bytes, 0 on a CPU: what torch's allocator was asked for and still holds (``taken``), and what is gone of the
+        device that it has not reserved (``others``)."""
         return {name: value - self._at_first[name] for name, value in self._now().items()}
 
     def _now(self) -> dict[str, int]:
         if self.device.type == "cpu":
-            return dict.fromkeys(("taken", "rounding", "others"), 0)
+            return {"taken": 0, "others": 0}
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
-        asked, given = asked_for(self.device, "current"), torch.cuda.memory_allocated(self.device)
         others = total - free - torch.cuda.memory_reserved(self.device)
-        return {"taken": asked, "rounding": given - asked, "others": others}
+        return {"taken": asked_for(self.device, "current"), "others": others}
 
 
 def asked_for(device: torch.device, which: str) -> int:

@@ -14,6 +14,9 @@ from .format import Format
 Rounding = Literal["nearest", "stochastic"] | None
 
 
+WEIGHTS = "it holds weights, and neighbouring codes are 2.4 % apart or more, far beyond what a step changes"
+
+
 @dataclass(frozen=True)
 class Moment:
     """What a rule says about one of its states, for formats that store fewer bits than they compute in.
@@ -23,6 +26,9 @@ class Moment:
         decay: the name of the hyperparameter by which it is multiplied in each step; None: it does not decay.
         squares: whether it holds squares of gradients, as a sum, mean or maximum, of which float16 loses the small
             ones.  None: not said, for a state that is not signed; one that is holds none.
+        exact: why codes of 8 bits cannot stand for it, for an error message; "" if they can.
+        weights: whether it holds weights, which a step changes by little: it is float32 unless a format is named, and
+            has no 8 bits.
 
     Raises:
         ValueError: it is signed and holds squares.
@@ -37,12 +43,16 @@ class Moment:
     signed: bool = True
     decay: str | None = None
     squares: bool | None = None
+    exact: str = ""
+    weights: bool = False
 
     def __post_init__(self) -> None:
         if self.signed and self.squares:
             raise ValueError("a Moment is signed and holds squares, which are not negative; give it signed=False")
         if self.signed:
             object.__setattr__(self, "squares", False)
+        if self.weights and not self.exact:
+            object.__setattr__(self, "exact", WEIGHTS)
 
 
 @dataclass(frozen=True)

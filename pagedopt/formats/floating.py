@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..system.warn import warn_once
-from .choice import Choice, State
+from .choice import Choice, Moment, State
 from .format import Column, ElementFormat, Format, complexified
 from .int8 import INT8
 from .names import Name, full_name
@@ -142,13 +142,14 @@ def chosen_format(state_format: StateFormat, name: str) -> Format | Choice | Non
     return one
 
 
-def default_format(name: str, param: torch.dtype) -> Format:
-    """Return the format of state ``name`` that nobody asks for: the parameter's dtype.
+def default_format(name: str, param: torch.dtype, moment: Moment | None = None) -> Format:
+    """Return the format of state ``name`` that nobody asks for: the parameter's dtype, of weights at least float32.
 
     Raises:
         TypeError: kernels take no parameters of that dtype.
     """
-    dtype = torch.promote_types(param, torch.float32) if name == AVERAGE else param
+    weights = name == AVERAGE or (moment is not None and moment.weights)
+    dtype = torch.promote_types(param, torch.float32) if weights else param
     return of_dtype(dtype, f"state {name!r}")
 
 
@@ -162,7 +163,7 @@ def format_of(state_format: StateFormat, state: State, param: torch.dtype) -> Fo
     """
     found = chosen_format(state_format, state.name)
     if found is None:
-        return default_format(state.name, param)
+        return default_format(state.name, param, state.moment)
     if param.is_complex and not (isinstance(found, ElementFormat) and found.dtype.itemsize >= 4):
         raise ValueError(
             f"state_format is {found.name!r} for {state.name!r} of a parameter of {param}: torch has no complex "

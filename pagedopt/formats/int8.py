@@ -36,14 +36,8 @@ _CUDA_HOW: dict[How, str] = {"nearest": "int8::NEAREST", "by step": "int8::BY_ST
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Root(Format):
-    """A format of codes in blocks of 256.
+    """A format of codes in blocks of 256.  Kernels round as :data:`How` says; ``encode`` rounds to the nearest."""
 
-    Attributes:
-        how: how kernels round.  At random, the mean of the results is the number; to the nearest, a slow mean would
-            never leave its code.  ``encode`` always rounds to the nearest.
-    """
-
-    how: How
     block: int = BLOCK
     cuda_text: str = CUDA_TEXT
 
@@ -140,8 +134,12 @@ def _spread(absmax: torch.Tensor, numel: int) -> torch.Tensor:
 
 
 def _texts(root: int, how: How) -> dict[str, Any]:
-    name = f"int8, root {root}, {how}" if how == "nearest" else f"int8, root {root}, stochastic {how}"
-    return {"name": name, "how": how, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
+    """Return what a format has of its own.
+
+    At random, the mean of the results is the number; to the nearest, a slow mean would never leave its code.
+    """
+    name = f"int8, root {root}, {'' if how == 'nearest' else 'stochastic '}{how}"
+    return {"name": name, "cuda_type": f"Root{root}<{_CUDA_HOW[how]}>", "numba_store": store(root, how)}
 
 
 HOWS: tuple[How, ...] = get_args(How)
@@ -149,6 +147,7 @@ HOWS: tuple[How, ...] = get_args(How)
 FIRST: dict[How, Root3] = {how: Root3(**_texts(3, how)) for how in HOWS}
 SECOND: dict[How, Root4] = {how: Root4(**_texts(4, how)) for how in HOWS}
 OLD_ROOT2 = OldRoot2()
+_INSTEAD = "give that state another format, as state_format={{{!r}: '{}', …: 'int8'}}"
 
 
 class Int8(Choice):
@@ -161,7 +160,8 @@ class Int8(Choice):
         """Return the format of a state.
 
         Raises:
-            ValueError: the rule does not say whether the state is signed; a first moment decays too slowly.
+            ValueError: the rule does not say whether the state is signed, or says why it must be exact; a first moment
+                decays too slowly.
         """
         if state.numel < FEWEST:
             return torch.float32
@@ -171,12 +171,15 @@ class Int8(Choice):
                 f"{what} cannot be stored in int8: the rule does not say whether it may be negative; decorate the rule "
                 f"with @pagedopt.rule(moments={{{state.name!r}: pagedopt.Moment(signed=…, decay=…)}})"
             )
+        if moment.exact:
+            raise ValueError(
+                f"{what} cannot be stored in int8: {moment.exact}; {_INSTEAD.format(state.name, 'float32')}"
+            )
         if moment.signed:
             if state.decay is not None and state.decay > MAX_DECAY:
                 raise ValueError(
                     f"{what} cannot be stored in int8: its decay {moment.decay} is {state.decay:g}, and codes follow "
-                    f"first moments up to {MAX_DECAY} (notes/int8.md); give that state another "
-                    f"format, as state_format={{{state.name!r}: 'bfloat16', …: 'int8'}}"
+                    f"first moments up to {MAX_DECAY} (notes/int8.md); {_INSTEAD.format(state.name, 'bfloat16')}"
                 )
             return FIRST[_how(state, default="stochastic")]
         if moment.decay is None:  # a maximum of numbers that are rounded at random would climb

@@ -76,11 +76,6 @@ class ParameterFormat(Format):
         return dtype if self.remainder is None else torch.float32
 
 
-def _remainder(bits: int, dtype: torch.dtype) -> Remainder:
-    name = f"bfloat16+{bits}"
-    return Remainder(name=f"remainder of {name}", of=name, columns=(Column(f"low{bits}", dtype),))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Split(ParameterFormat):
     """A bfloat16 and its remainder."""
@@ -121,9 +116,10 @@ class Drawn(ParameterFormat):
 
 
 def _split(bits: int, dtype: torch.dtype) -> Split:
-    remainder = _remainder(bits, dtype)
+    name, low = f"bfloat16+{bits}", Column(f"low{bits}", dtype)
     return Split(
-        name=remainder.of, columns=(Column("", torch.bfloat16), *remainder.columns), remainder=remainder,
+        name=name, columns=(Column("", torch.bfloat16), low),
+        remainder=Remainder(name=f"remainder of {name}", of=name, columns=(low,)),
         cuda_type=f"sixteen::Split<{bits}>", numba_load=LOADS[bits], numba_store=STORES[bits], draws=bits < 16,
     )  # fmt: skip
 

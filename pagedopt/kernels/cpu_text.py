@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from ..system.compile_text import shared
 from ..tables.storage import POSITION_WORDS, Column, StorageFormat, words_of
 from .source import KernelRule, arithmetic
 
@@ -110,16 +111,23 @@ def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for line in lines]
 
 
-_BLOCK_FUNCTION = """
+_BLOCK_FUNCTION = """\
+import numpy as np
+from numba import njit as _njit
+from pagedopt.kernels import numba_numbers as _numbers
+from pagedopt.kernels.numba_numbers import {functions}asked as _asked
+
+S = np.{number}
+
 @_njit(error_model="numpy", nogil=True)
-def {name}({arguments}):
+def function({arguments}):
 {body}
 """
 
 
 def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool) -> str:
     """Do the same as :func:`source` for formats with blocks: load each block into an array, update it, and store it."""
-    block = max(f.at_once for f in formats)
+    block, number = max(f.at_once for f in formats), arithmetic(formats)
     found: list[list[str]] = [[] for _ in range(6)]
     arrays, loads, stores, before, after, functions = found
     words = words_of([len(f.columns) for f in formats])
@@ -137,10 +145,10 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scal
             loads.append(f"_x{i}[_i]")
             stores.append(f"_x{i}[_i] = S({{}})")
             if i in rule.reads:
-                functions.append(_block_function(f"_load{i}", form, form.numba_load))
+                functions.append(_block_function(f"_load{i}", form, form.numba_load, number))
                 before += _block_calls(f"_load{i}", i, words[i], form)
             if i in rule.writes:
-                functions.append(_block_function(f"_store{i}", form, form.numba_store))
+                functions.append(_block_function(f"_store{i}", form, form.numba_store, number))
                 after += _block_calls(f"_store{i}", i, words[i], form)
     place = sum(map(len, words))
     lists = place + POSITION_WORDS
@@ -155,7 +163,7 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scal
         *_indented([f"_live = min({block}, _numel - _b)", *before]),
         *_indented(["for _i in range(_live):", *_indented(rule.numba_lines(loads, stores, _rounded(formats))), *after]),
     ]
-    return _module(rule.name, lists, arithmetic(formats), lines, "".join(["np = _np\n", *functions]))
+    return _module(rule.name, lists, number, lines, "".join(functions))
 
 
 def _entry_type(column: Column) -> str:
@@ -165,11 +173,14 @@ def _entry_type(column: Column) -> str:
     return f"_np.{_name(column.dtype)}"
 
 
-def _block_function(name: str, form: StorageFormat, text: str) -> str:
+def _block_function(name: str, form: StorageFormat, text: str, number: torch.dtype) -> str:
+    """Return the statement that imports a function of a format, which all kernels share."""
     columns = [column.name or "elements" for column in form.columns]
     body = textwrap.indent(textwrap.dedent(text).strip("\n"), "    ")
     arguments = ", ".join(["x", *columns, "live", "row", "index", "seed", "input"])
-    return _BLOCK_FUNCTION.format(name=name, arguments=arguments, body=body)
+    function = _BLOCK_FUNCTION.format(functions=_functions(body), number=_name(number), arguments=arguments, body=body)
+    module = shared(function, columns[0], "pagedopt.kernels.numba_numbers")
+    return f"from {module} import function as {name}\n"
 
 
 def _block_calls(name: str, i: int, words: list[int], form: StorageFormat) -> list[str]:

@@ -29,26 +29,32 @@ from .on_device import Factor, TableCopy
 Sums = npt.NDArray[np.float64]
 
 
-def launch_sums(
-    order: int, form: StorageFormat, table: HostTable, device: int | None = None, transport: Transport | None = None
-) -> None:
-    """Add the terms of each chunk of a table over lists (tensor, sums).
+def sums_kernel(order: int, form: StorageFormat, table: HostTable, transport: Transport | None) -> Any:
+    """Return the kernel that adds the terms of each chunk of a table over lists (tensor, sums).
 
     Args:
         order: of the norm whose terms they are: 1, 2, or 0 for infinity, where a sum is the largest term.
         form: the plain format of the tensors.
         table: its rows have the address of a tensor, and that of the first of its chunks' sums.
-        device, transport: the index of a CUDA device, on whose current stream it runs, and how the table reaches it;
-            None: on the CPU, at once.
+        transport: how the table reaches a GPU; None: the kernel is one for a CPU.
+
+    Raises:
+        CompileError: NVRTC refuses it.
     """
     threads = table.geometry.threads
-    if device is None or transport is None:
-        cpu.run(cpu.sums_kernel(order, form, threads), table)
+    if transport is None:
+        return cpu.sums_kernel(order, form, threads)
+    return cuda.sums_kernel(order, form, threads, transport.kind(table), transport.device)
+
+
+def launch_sums(table: HostTable, kernel: Any, transport: Transport | None) -> None:
+    """Launch what :func:`sums_kernel` has returned: on a CPU at once, else on the current stream of the GPU."""
+    if transport is None:
+        cpu.run(kernel, table)
         return
-    with torch.cuda.device(device):
-        handle = internals.current_stream(device)
+    with torch.cuda.device(transport.device):
+        handle = internals.current_stream(transport.device)
         with transport.lend(table, handle) as lent:
-            kernel = cuda.sums_kernel(order, form, threads, lent.kind, device)
             for argument, chunks in lent.parts():
                 kernel(argument, chunks, cuda.Stream(handle))
 
@@ -90,6 +96,7 @@ class Squares:
 
     def __init__(self, parts: Sequence[Sequence[SquaresList]]) -> None:
         self.lists = [each for part in parts for each in part]
+        self._transports: list[Transport | None] = [None] * len(self.lists)
         self._counts = [sum(each.chunks for each in part) for part in parts]
         self._sums: Sums = np.zeros(sum(self._counts))
         self._begin_at(self._sums.ctypes.data)
@@ -102,20 +109,19 @@ class Squares:
             address += WORD * each.chunks
 
     def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
-        """Return the launches that write the sums: table, kernel, and how the table reaches a GPU (None: on a CPU)."""
+        """Return the launches that write the sums: table, kernel, and how the table reaches a GPU (None: on a CPU).
+
+        Raises:
+            CompileError: NVRTC refuses a kernel.
+        """
         return [
-            (each.table, cpu.sums_kernel(2, each.form, each.table.geometry.threads), None)
-            for each in self.lists if each.chunks
+            (each.table, sums_kernel(2, each.form, each.table, transport), transport)
+            for each, transport in zip(self.lists, self._transports, strict=True) if each.chunks
         ]  # fmt: skip
 
     def compile(self) -> None:
-        """Compile (or load) the kernels now.
-
-        Raises:
-            CompileError: NVRTC refuses one.
-        """
-        for each in self.lists:
-            cpu.sums_kernel(2, each.form, each.table.geometry.threads)
+        """Compile (or load) the kernels now; see :meth:`launches`."""
+        self.launches()
 
     def add(self, factor: Factor | None) -> torch.Tensor | None:
         """Add all squares, on the current stream.
@@ -127,8 +133,8 @@ class Squares:
             the sum of each part, float64 (parts,) on the device; None if ``factor`` has taken it.
         """
         self._sums[:] = 0  # no kernel runs over what is absent
-        for each in self.lists:
-            launch_sums(2, each.form, each.table)
+        for launch in self.launches():
+            launch_sums(*launch)
         ends = np.cumsum(self._counts).tolist()
         sums = [added(self._sums[end - count : end]) for end, count in zip(ends, self._counts, strict=True)]
         if factor is None:
@@ -156,25 +162,14 @@ class DeviceSquares(Squares):
         super().__init__(parts)
         self._memory = DeviceMemory(max(1, len(self._sums)) * WORD, self._index)
         self._begin_at(self._memory.address)
-        self._transports: list[Transport] = [
+        self._transports = [
             TableCopy(each.table, self._index) if transport is None else create(transport, self._index)
             for each in self.lists
         ]
 
     def compile(self) -> None:
-        for each, transport in zip(self.lists, self._transports, strict=True):
-            self._kernel(each, transport)
+        super().compile()
         cuda.total_kernel(self._index)
-
-    def launches(self) -> list[tuple[HostTable, Any, Transport | None]]:
-        return [
-            (each.table, self._kernel(each, transport), transport)
-            for each, transport in zip(self.lists, self._transports, strict=True) if each.chunks
-        ]  # fmt: skip
-
-    def _kernel(self, each: SquaresList, transport: Transport) -> cuda.CudaKernel:
-        threads, kind = each.table.geometry.threads, transport.kind(each.table)
-        return cuda.sums_kernel(2, each.form, threads, kind, self._index)
 
     def publish(self) -> None:
         """Queue copies of tables that lie in device memory, where they have changed, on the current stream."""
@@ -185,9 +180,8 @@ class DeviceSquares(Squares):
 
     def add(self, factor: Factor | None) -> torch.Tensor | None:
         with torch.cuda.device(self._index):
-            for each, transport in zip(self.lists, self._transports, strict=True):
-                if each.chunks:
-                    launch_sums(2, each.form, each.table, self._index, transport)
+            for launch in self.launches():
+                launch_sums(*launch)
             totals = None
             if factor is None:
                 totals = torch.empty(len(self._counts), dtype=torch.float64, device=self.device)
@@ -354,7 +348,7 @@ def _sums(
     targets = (sums.data_ptr() + WORD * (ends - counts)).astype(np.uint64)
     table.set_column(0, addresses)
     table.set_column(1, targets)
-    launch_sums(order, form, table, device.index, transport)
+    launch_sums(table, sums_kernel(order, form, table, transport), transport)
     if len(sums) == len(numels):
         return sums
     return _sums(min(order, 1), FLOAT64, counts, targets, device, transport)

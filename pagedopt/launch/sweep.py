@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -188,10 +189,22 @@ class Sweep:
         """
         if self._on_cpu:
             return passes(steps, functools.partial(self._walk, {None: ready} if steps is WHOLE else ready), mover)
+        return self._passes_on_cuda(steps, mover, ready)
+
+    def _passes_on_cuda(self, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel) -> Iterator[None]:
         index = self.device.index
-        if internals.current_device() == index:
-            return self._passes_on_cuda(index, steps, mover, ready)
-        return self._passes_on_another(index, steps, mover, ready)
+        with contextlib.nullcontext() if internals.current_device() == index else torch.cuda.device(index):
+            handle = internals.current_stream(index)
+            stream = cuda.Stream(handle)
+            with self.transport.lend(self.table.host, handle) as lent:
+
+                def launch(span: Span | None) -> None:
+                    for argument, chunks in lent.parts(span):
+                        self.begun = True  # set here: from now on only the launch itself can fail
+                        kernel(argument, chunks, stream)
+                        self.launches += 1
+
+                yield from passes(steps, launch, mover)
 
     def set_scalars(self, sets: Sets, seeds: float | Sequence[float] = 0) -> None:
         """Write hyperparameters, and seeds if a format needs them, for the launches that follow."""
@@ -209,21 +222,6 @@ class Sweep:
         self.launches += 1
         if team is not None and team.words[4]:  # tested here: check() would cost a call for each page
             team.check()
-
-    def _passes_on_cuda(
-        self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
-    ) -> Iterator[None]:
-        handle = internals.current_stream(index)
-        stream = cuda.Stream(handle)
-        with self.transport.lend(self.table.host, handle) as lent:
-
-            def launch(span: Span | None) -> None:
-                for argument, chunks in lent.parts(span):
-                    self.begun = True  # set here: from now on only the launch itself can fail
-                    kernel(argument, chunks, stream)
-                    self.launches += 1
-
-            yield from passes(steps, launch, mover)
 
     def launch_of_spans(self, ready: Any, stream: int, known: LaunchesOfSpans) -> Callable[[Span | None], None]:
         """Return the function that launches a span on a stream, with rows as they are then.
@@ -247,12 +245,6 @@ class Sweep:
                 self.launches += 1
 
         return launch
-
-    def _passes_on_another(
-        self, index: int, steps: Sequence[Action], mover: Mover | None, kernel: cuda.CudaKernel
-    ) -> Iterator[None]:
-        with torch.cuda.device(index):
-            yield from self._passes_on_cuda(index, steps, mover, kernel)
 
     @property
     def kernel(self) -> Any:

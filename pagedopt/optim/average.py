@@ -6,12 +6,13 @@ import functools
 from dataclasses import dataclass
 from numbers import Real
 
+from ..formats.choice import Moment
 from ..formats.floating import AVERAGE
 from ..rules import Rule, compose, fma, rule
 from ..rules.compose import unrounded
 
 
-@rule
+@rule(moments={AVERAGE: Moment(weights=True)})
 def averaging(param, grad, param_ema, *, ema_decay, step):  # type: ignore[no-untyped-def]
     """``lerp`` of torch, which takes this form where its weight is below a half; the first average is a copy."""
     param_ema = param if step == 1 else fma(1 - ema_decay, param - param_ema, param_ema)

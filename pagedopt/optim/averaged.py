@@ -10,7 +10,7 @@ import torch
 from ..formats.floating import AVERAGE
 from ..rules import Rule, rule
 from ..tables.tensors import local
-from .columns import state_columns
+from .columns import Columns
 from .gather import Member, Members
 from .plan import Plan, grads_of_shards
 from .rule_optimizer import RuleOptimizer, occurrences
@@ -63,7 +63,7 @@ def _carry_out(optimizer: RuleOptimizer, rules: Mapping[torch.Tensor, Rule], bac
     for index, (group, said, p) in enumerate(occurrences(optimizer)):
         params.append(p)
         if p in rules and p not in found:
-            columns = state_columns(optimizer, [AVERAGE], p, said)
+            columns = Columns.of(optimizer, [AVERAGE], p, said)
             entry = {key: optimizer.state[p][key] for key in columns}
             found[p] = Member(p, group, rules[p], (), entry, columns, index, local(p))
     if not found:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
 from ..placements.arena import Arena
-from ..system import graphs, internals
+from ..system import graphs, internals, virtual
 from ..system.interrupts import Uninterrupted
+from ..system.warn import outside
 from ..tables.tensors import Tensors, is_sharded, same_layout
 from .clip import factor_of
 from .gather import Member, Members, members
@@ -38,9 +41,10 @@ class CapturedStep:
         launches = [work.launch for work in step.work]
         self._launches = tuple([(launch, tuple([by_index[i] for i in launch.positions])) for launch in launches])
         self._numbers = tuple([cast(DeviceNumbers, launch.numbers) for launch in launches])
-        self._addresses = [[t.data_ptr() for _, _, t in _state(of)] for _, of in self._launches]
-        self._groups = _groups(optimizer)
-        self._known = {id(m.param) for _, of in self._launches for m in of}
+        updated = [m for _, of in self._launches for m in of]
+        #: State that kernels write: whose it is, its name, the tensor, and where it lay.
+        self._state = [(m, name, value, value.data_ptr()) for m in updated for name, value in m.entry.items()]
+        self._groups, self._known = _groups(optimizer), {id(m.param) for m in updated}
         #: Parameters and gradients that the captured lists name.
         self._read: tuple[Tensors, ...] = tuple([update.tensors for update in step.work])
         self._transport = optimizer.transport
@@ -52,15 +56,12 @@ class CapturedStep:
         found, as_captured = [], self._seen.compare(optimizer) is not None
         if not as_captured and (_groups(optimizer) != self._groups or not self._seen.same_rules(optimizer)):
             return ["groups, their parameters, their rules or formats are others"]
-        for (launch, of), addresses in zip(self._launches, self._addresses, strict=True):
-            for m in () if as_captured else of:
-                entry = optimizer.state.get(m.param, {})
-                replaced = [name for name, value in m.entry.items() if entry.get(name) is not value]
-                found += [f"state {name!r} of parameter {m.index} was replaced" for name in replaced]
-            state = () if as_captured else zip(_state(of), addresses, strict=True)
-            found += [
-                f"state {name!r} of parameter {m.index} has moved" for (m, name, t), at in state if t.data_ptr() != at
-            ]
+        for m, name, value, at in () if as_captured else self._state:
+            if optimizer.state.get(m.param, {}).get(name) is not value:
+                found.append(f"state {name!r} of parameter {m.index} was replaced")
+            elif value.data_ptr() != at:
+                found.append(f"state {name!r} of parameter {m.index} has moved")
+        for launch, of in self._launches:
             moved = launch.sweep.table.moved([[m.param for m in of]])
             found += [f"parameter {of[i].index} has moved" for _, i in moved]
         for index, (_, _, p) in enumerate(occurrences(optimizer)):
@@ -108,11 +109,6 @@ class CapturedStep:
             self._factor.tell(optimizer)
         _leave_to_stream(before, now)
         self._read = tuple(now)
-
-
-def _state(of: Iterable[Member]) -> list[tuple[Member, str, torch.Tensor]]:
-    """Return the state that kernels write."""
-    return [(m, name, value) for m in of for name, value in m.entry.items()]
 
 
 def _groups(optimizer: RuleOptimizer) -> list[list[int]]:
@@ -223,10 +219,75 @@ def _check_launch(launch: Launch, arenas: Sequence[Arena]) -> None:
         )
 
 
-def alive(references: Sequence[object]) -> Iterator[CapturedStep]:
-    """Yield the captured steps whose graphs are still there."""
-    graphs.drop_released()
-    for reference in references:
-        found = reference()  # type: ignore[operator]
-        if found is not None:
-            yield found
+_MESSAGE = (
+    "This instance was constructed with capturable=True or some of all the param_groups came with capturable=True, but "
+    "step() is running without CUDA graph capture. If you never intend to graph-capture this instance, capturable=True "
+    "can impair performance, and you should set capturable=False."
+)
+_ADVICE = "Call refresh() before the next replay, or capture again"
+
+
+class Captures(list[weakref.ref[CapturedStep]]):
+    """The captured steps of an optimizer, as far as their graphs may still be there."""
+
+    def take(self, optimizer: RuleOptimizer) -> bool:
+        """Capture a step if the current stream is being captured into a graph, and return whether it is.
+
+        Else warn, where the optimizer has changed since a step was captured, and of ``capturable``, once, as torch.
+        """
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            if self and (found := self.changes(optimizer)):
+                text = f"since a captured step was recorded, {'; '.join(found)}. {_ADVICE}"
+                warnings.warn(text, RuntimeWarning, stacklevel=outside())
+            if virtual.dead:
+                virtual.free_dead()
+            if "capturable" in optimizer.defaults and not optimizer._warned_capturable_if_run_uncaptured:
+                _warn_if_capturable(optimizer)
+            return False
+        if not all(group.get("capturable", True) for group in optimizer.param_groups):
+            raise RuntimeError(
+                f"Attempting CUDA graph capture of step() for an instance of {type(optimizer).__name__} but "
+                "param_groups' capturable is False."
+            )
+        self.append(weakref.ref(capture(optimizer)))
+        return True
+
+    def alive(self) -> list[CapturedStep]:
+        """Return the steps whose graphs are still there."""
+        graphs.drop_released()
+        steps = [step for each in self if (step := each()) is not None]
+        self[:] = map(weakref.ref, steps)
+        return steps
+
+    def changes(self, optimizer: RuleOptimizer) -> list[str]:
+        """Return what the captured steps were not told of, in words."""
+        return [text for step in self.alive() for text in step.changes(optimizer)]
+
+    def check(self, optimizer: RuleOptimizer) -> None:
+        """See :meth:`PagedOptimizer.check_capture`."""
+        if found := self.changes(optimizer):
+            raise RuntimeError(f"since the step was captured {'; '.join(found)}. {_ADVICE}")
+
+    def refresh(self, optimizer: RuleOptimizer) -> None:
+        """See :meth:`PagedOptimizer.refresh`."""
+        if not (steps := self.alive()):
+            raise RuntimeError(
+                f"no captured step of this {type(optimizer).__name__} is alive: there is nothing to refresh"
+            )
+        for step in steps:
+            step.refresh(optimizer)
+
+    def refuse_moves(self, what: str) -> None:
+        """Raise RuntimeError if a captured step is alive, whose graph updates state where it lies now."""
+        if self and self.alive():
+            raise RuntimeError(
+                f"{what} would move state that a captured step updates at its present address: delete the graph first"
+            )
+
+
+def _warn_if_capturable(optimizer: RuleOptimizer) -> None:
+    """Warn once, as torch does, that a capturable step runs eagerly."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    if all(group.get("capturable") for group in groups) and torch.cuda.is_available():
+        optimizer._warned_capturable_if_run_uncaptured = True
+        warnings.warn(_MESSAGE, stacklevel=outside())

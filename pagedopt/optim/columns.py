@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -39,33 +40,49 @@ class StateColumn(NamedTuple):
         return Wanted(param, key, column, self.form.block, like)
 
 
-def state_columns(
-    optimizer: RuleOptimizer, names: Iterable[str], p: torch.Tensor, group: Group
-) -> dict[str, StateColumn]:
-    """Return the columns of state ``names`` of a parameter in ``group``, by their keys in its entry, in that order.
+class Columns(dict[str, StateColumn]):
+    """The columns of a parameter's state by their keys in its entry, in the rule's order.
 
-    Last comes the column of what the parameter has lost, if its format has one.
-
-    Raises:
-        ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
+    Last comes the column of what the parameter has lost, if its format has one.  Parameters that are alike share them.
     """
-    found: dict[str, StateColumn] = {}
-    for name in names:
-        form = optimizer.format_of(name, p, group)
-        for key, column in columns_of(form, name, p.dtype).items():
-            found[key] = StateColumn(name, form, column)
-    own = optimizer.form_of(p)
-    if own is not None and (rest := own.remainder) is not None:
-        found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)
-    return found
 
+    @classmethod
+    def of(cls, optimizer: RuleOptimizer, names: Iterable[str], p: torch.Tensor, group: Group) -> Columns:
+        """Return the columns of state ``names`` of a parameter in ``group``.
 
-def by_state(columns: Mapping[str, StateColumn]) -> dict[str, tuple[Format, list[str]]]:
-    """Return, by the name of a state, its format and the keys of its columns."""
-    found: dict[str, tuple[Format, list[str]]] = {}
-    for key, of in columns.items():
-        found.setdefault(of.name, (of.form, []))[1].append(key)
-    return found
+        Raises:
+            ValueError, TypeError: see :func:`pagedopt.formats.floating.format_of`.
+        """
+        found = cls()
+        for name in names:
+            form = optimizer.format_of(name, p, group)
+            for key, column in columns_of(form, name, p.dtype).items():
+                found[key] = StateColumn(name, form, column)
+        own = optimizer.form_of(p)
+        if own is not None and (rest := own.remainder) is not None:
+            found.update((column.key(PARAM), StateColumn(PARAM, rest, column)) for column in rest.columns)
+        return found
+
+    @functools.cached_property
+    def states(self) -> dict[str, tuple[Format, list[str]]]:
+        """The format of each state, by its name, and the keys of its columns."""
+        found: dict[str, tuple[Format, list[str]]] = {}
+        for key, of in self.items():
+            found.setdefault(of.name, (of.form, []))[1].append(key)
+        return found
+
+    @functools.cached_property
+    def in_blocks(self) -> tuple[tuple[Format, list[str]], ...]:
+        """Those of :attr:`states` that are stored in blocks."""
+        return tuple([(form, keys) for form, keys in self.states.values() if form.block > 1])
+
+    def walked_like(self, entry: Mapping[str, Any], p: torch.Tensor) -> torch.Tensor:
+        """Return a tensor (it may be a meta tensor) with the strides along which kernels walk a parameter and state.
+
+        They are those of its first state in blocks (:func:`blocks_along`), else those of ``p``.
+        """
+        found = (blocks_along(form, [entry.get(key) for key in keys], p) for form, keys in self.in_blocks)
+        return next((like for like in found if like is not None), p)
 
 
 def blocks_along(form: Format, columns: Sequence[torch.Tensor | None], p: torch.Tensor) -> torch.Tensor | None:
@@ -79,18 +96,6 @@ def blocks_along(form: Format, columns: Sequence[torch.Tensor | None], p: torch.
         return torch.empty(p.shape, device="meta")
     codes = next(tensor for tensor, column in zip(columns, form.columns, strict=True) if column.per == 1)
     return None if codes is None else dense_like(local(codes))
-
-
-def walked_like(columns: Mapping[str, StateColumn], entry: Mapping[str, Any], p: torch.Tensor) -> torch.Tensor:
-    """Return a tensor (it may be a meta tensor) with the strides along which kernels walk a parameter and its state.
-
-    They are those of its first state in blocks (:func:`blocks_along`), else those of ``p``.
-    """
-    if all(of.form.block == 1 for of in columns.values()):
-        return p
-    states = [(form, keys) for form, keys in by_state(columns).values() if form.block > 1]
-    found = (blocks_along(form, [entry.get(key) for key in keys], p) for form, keys in states)
-    return next((like for like in found if like is not None), p)
 
 
 #: Elements converted at a time, a multiple of every format's block.
@@ -158,10 +163,10 @@ def decoded(optimizer: RuleOptimizer, state_dict: dict[str, Any]) -> dict[str, A
         if not isinstance(entry, Mapping):
             continue
         rest = {name: each for name, each in entry.items() if name not in LOST}  # no state of another optimizer
-        columns = state_columns(optimizer, optimizer.state_names(group), p, group)
+        columns = Columns.of(optimizer, optimizer.state_names(group), p, group)
         numbers = {
             name: _laid_out(decode(form, [rest.pop(column) for column in keys], p), p)
-            for name, (form, keys) in by_state(columns).items()
+            for name, (form, keys) in columns.states.items()
             if not columns[keys[0]].free and all(column in rest for column in keys)
         }
         state[key] = rest | numbers

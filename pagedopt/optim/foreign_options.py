@@ -15,7 +15,7 @@ _OTHER_BITS = (
 
 NAMES: dict[str, str] = {
     f"{prefix}{theirs}{suffix}": text.format(f"Paged{theirs}", eight, _SMALL * bool(eight))
-    for theirs in ("AdamW", "Adam", "SGD", "Lion")
+    for theirs in ("AdamW", "Adam", "SGD", "Lion", "RMSprop")
     for prefix, text in (("Paged", _PAGED), ("", _UNPAGED))
     for suffix, eight in (("", ""), ("32bit", ""), ("8bit", _INT8))
     if (prefix, suffix) != ("Paged", "")
@@ -27,6 +27,19 @@ NAMES |= {
     "overrides to 32 bits, in pagedopt.PagedAdamW(params, …, state_format='int8')",
     "CPUOffloadOptimizer": "write pagedopt.PagedAdamW(params, …, device_budget=0): all state is on the host, and the "
     "update still runs on the GPU",
+}
+
+_NEEDS = {
+    "a norm of each tensor": ("LAMB", "LARS"), "sums of rows and columns": ("Adafactor",),
+    "products of matrices": ("Muon", "SOAP", "Shampoo"),
+}  # fmt: skip
+#: Optimizers that are no rule, and why.
+NO_RULES: dict[str, str] = {
+    f"{prefix}{name}{bits}": f"it needs {what}, and a rule sees one element; notes/optimizers.md says what to call"
+    for what, names in _NEEDS.items()
+    for name in names
+    for prefix in ("", "Paged")
+    for bits in ("", "8bit", "32bit")
 }
 
 OPTIONS: dict[str, str] = {
@@ -60,4 +73,4 @@ def hint(known: Mapping[str, str], name: str) -> str:
     return f": {known[name]}" if name in known else ""
 
 
-__all__ = ["NAMES", "OPTIONS", "hint"]
+__all__ = ["NAMES", "NO_RULES", "OPTIONS", "hint"]

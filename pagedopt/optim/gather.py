@@ -27,8 +27,8 @@ from ..tables.tensors import (
     same_layout,
 )
 from ..transports.choose import DEFAULT
-from .class_checks import check_update
-from .columns import StateColumn, blocks_along, by_state, encode, state_columns, walked_like
+from .class_checks import check_rules
+from .columns import Columns, blocks_along, encode
 from .options import check_group_options
 from .room import tell_made
 from .rule_optimizer import Group, RuleOptimizer, number_names, occurrences, state_tensors
@@ -52,13 +52,12 @@ class Member:
         rule: the group's rule.
         numbers: the names of its numbers (as the step count).
         entry: its state, including what is made for the coming step.
-        columns: its state columns, by their keys in the entry, in the rule's order.
+        columns: those of its state.
         index: of this occurrence, counted through all groups.
         shard: the parameter itself, or the local shard of a DTensor.
         is_new: whether it has no state yet.
         missing: names of numbers and keys of state tensors that the entry lacks.
         moved: numbers as ``optimizer.state`` has them, where ``entry`` has copies on another device.
-        blocked: whether one of its states may be stored in blocks.
         form: the format of the parameter; None: it is plain numbers.
         again: whether the parameter is in an earlier group, too, which will have made its state.
         turn: launches run in this order.  A later occurrence of a parameter has a later turn, as in torch's loop.
@@ -69,13 +68,12 @@ class Member:
     rule: Rule
     numbers: tuple[str, ...]
     entry: dict[str, Any]
-    columns: dict[str, StateColumn]
+    columns: Columns
     index: int
     shard: torch.Tensor
     is_new: bool = False
     missing: Sequence[str] = ()
     moved: Mapping[str, torch.Tensor] = field(default_factory=lambda: NOTHING)
-    blocked: bool = True
     form: ParameterFormat | None = None
     again: bool = False
     turn: int = 0
@@ -83,7 +81,7 @@ class Member:
     @property
     def like(self) -> torch.Tensor:
         """A tensor (it may be a meta tensor) with the strides along which a kernel walks parameter and state."""
-        return walked_like(self.columns, self.entry, self.shard) if self.blocked else self.shard
+        return self.columns.walked_like(self.entry, self.shard) if self.columns.in_blocks else self.shard
 
     @property
     def draws(self) -> bool:
@@ -142,23 +140,24 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
         NotImplementedError: a parameter with a gradient is neither floating-point nor complex (as torch).
         TypeError, ValueError: see :func:`refuse`.
         TypeError: a rule is not a rule, or changes hyperparameters and is not in the class's ``rules``.
-        RuleError: see :func:`check_update`.
+        RuleError: see :func:`check_rules`.
     """
     found: list[Member] = []
     waiting: list[int] = []
     params: list[torch.Tensor] = []
-    turns: dict[int, int] = {}
-    first: dict[int, int] = {}
+    before: dict[int, tuple[int, int]] = {}  # by id: how often a parameter has occurred, and in which group first
     rules = tuple([optimizer.update_of(group) for group in optimizer.param_groups])
+    check_rules(type(optimizer).__name__, rules)
     for rule in rules:
-        check_rule(rule)
-        check_update(rule)
         if unknown := rule.carried.keys() - optimizer.numbers:
             raise TypeError(
                 f"rule {rule.name!r} changes {', '.join(sorted(unknown))}: {type(optimizer).__name__}, which chooses "
                 "among rules, has to name them all in its attribute 'rules'"
             )
-    columns_of, numbers = _ColumnsOf(optimizer), [number_names(optimizer, rule) for rule in rules]
+    numbers = [number_names(optimizer, rule) for rule in rules]
+    formatted = [optimizer.state_format_of(group) is not None for group in optimizer.param_groups]
+    # Made once for parameters of one group, dtype and (if a format is asked for) size.
+    of_alike: dict[tuple[object, ...], Columns] = {}
     for index, (group_index, group, p) in enumerate(occurrences(optimizer)):
         params.append(p)
         if only is not None and group_index != only:
@@ -174,10 +173,11 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
             )
         if not known(real_dtype(p.dtype)):
             raise NotImplementedError(f"{type(optimizer).__name__} cannot update parameter {index}: it is {p.dtype}")
-        columns, blocked = columns_of(rule, group_index, p)
+        alike = group_index, p.dtype, p.numel() if formatted[group_index] else 0
+        if (columns := of_alike.get(alike)) is None:
+            columns = of_alike[alike] = Columns.of(optimizer, rule.inputs[2:], p, group)
         member = Member(
-            p, group_index, rule, numbers[group_index], entry, columns, index, local(p), blocked=blocked,
-            form=optimizer.form_of(p),
+            p, group_index, rule, numbers[group_index], entry, columns, index, local(p), form=optimizer.form_of(p)
         )  # fmt: skip
         if not comes:
             if not _is_complete(optimizer, member):
@@ -186,31 +186,11 @@ def members(optimizer: RuleOptimizer, expected: Container[int] = (), only: int |
         else:
             _find_missing(optimizer, member)
             _check(optimizer, member)
-        member.turn = turns.get(id(p), 0)
-        turns[id(p)] = member.turn + 1
-        member.again = first.setdefault(id(p), group_index) < group_index
+        member.turn, first = before.get(id(p), (0, group_index))
+        before[id(p)], member.again = (member.turn + 1, first), first < group_index
         found.append(member)
     lengths = tuple([len(group["params"]) for group in optimizer.param_groups])
     return Members(found, waiting, tuple(params), lengths, rules)
-
-
-class _ColumnsOf:
-    """State columns, made once for parameters of one group, dtype and (if a format is asked for) size."""
-
-    def __init__(self, optimizer: RuleOptimizer) -> None:
-        self._optimizer = optimizer
-        self._found: dict[tuple[object, ...], tuple[dict[str, StateColumn], bool]] = {}
-
-    def __call__(self, rule: Rule, group: int, p: torch.Tensor) -> tuple[dict[str, StateColumn], bool]:
-        """Return the columns of a parameter in group number ``group``, and whether one of them may be in blocks."""
-        said = self._optimizer.param_groups[group]
-        asked = self._optimizer.state_format_of(said) is not None
-        key = group, p.dtype, p.numel() if asked else 0
-        found = self._found.get(key)
-        if found is None:
-            columns = state_columns(self._optimizer, rule.inputs[2:], p, said)
-            found = self._found[key] = columns, bool({of.form.block for of in columns.values()} - {1})
-        return found
 
 
 def refuse(optimizer: RuleOptimizer, group: Group, states: Collection[str]) -> None:
@@ -372,11 +352,8 @@ def _check_tensor(optimizer: RuleOptimizer, member: Member, key: str) -> None:
 
 def _check_blocks(member: Member) -> None:
     """Refuse states whose blocks lie along different strides: a kernel walks all of them at once."""
-    if not member.blocked:
-        return
-    like = member.like
-    for form, keys in by_state(member.columns).values() if like is not member.shard else ():
-        along = blocks_along(form, [member.entry.get(key) for key in keys], member.shard) if form.block > 1 else None
+    for form, keys in member.columns.in_blocks:
+        like, along = member.like, blocks_along(form, [member.entry.get(key) for key in keys], member.shard)
         if along is not None and not same_layout(like.shape, along.stride(), like.stride()):
             raise RuntimeError(
                 f"state {keys[0]!r} of {_named(member)} has strides {along.stride()}, other state in blocks "
@@ -427,24 +404,25 @@ def create(optimizer: RuleOptimizer, found: Sequence[Member]) -> None:
                 optimizer.check_squares(member.rule.inputs[2:], member.param, group, refuse=False)
     if not firsts:
         return
-    ready = {id(m): _preallocated(optimizer, m) for m in firsts}
-    late = [(m, n) for m in firsts for n in m.missing if n not in ready[id(m)]]
-    wanted = [m.columns[n].wanted(m.param, n, m.like) for m, n in late if n in m.columns]
+    late, columns, numbers = [], list[tuple[Member, str]](), list[tuple[Member, str]]()
+    for member in firsts:
+        if made := _preallocated(optimizer, member):
+            member.entry.update(made)
+            continue
+        late.append(member)
+        for name in member.missing:
+            (columns if name in member.columns else numbers).append((member, name))
+    wanted = [m.columns[key].wanted(m.param, key, m.like) for m, key in columns]
     created = optimizer.store.create(wanted) if wanted else []
     _warn_on_cpu(optimizer, firsts)
     _warn_without_int8(optimizer, firsts)
     if wanted:
         tell_made(optimizer, created)
-    groups = optimizer.param_groups
-    specs = [NumberSpec.of(groups[m.group], m.param) for m, n in late if n not in m.columns]
-    made, numbers = iter(created), iter(new_numbers(specs))
-    for member in firsts:
-        mine = ready[id(member)]
-        for name in member.missing:
-            value = mine[name] if name in mine else next(made if name in member.columns else numbers)
-            member.entry[name] = value
-        if optimizer.initial and not mine:
-            _fill(optimizer, member)
+    zeros = new_numbers([NumberSpec.of(optimizer.param_groups[m.group], m.param) for m, _ in numbers])
+    for (member, name), value in zip((*numbers, *columns), (*zeros, *created), strict=True):
+        member.entry[name] = value
+    for member in late if optimizer.initial else ():
+        _fill(optimizer, member)
 
 
 def _preallocated(optimizer: RuleOptimizer, member: Member) -> dict[str, Any]:
@@ -499,7 +477,8 @@ def _fill(optimizer: RuleOptimizer, member: Member) -> None:
         if value == 0:
             continue
         if name in member.missing and (name not in member.columns or member.columns[name].free):
-            local(member.entry[name]).fill_(value)
+            both = name in member.columns and member.param.is_complex()  # a rule sees a pair of numbers
+            local(member.entry[name]).fill_(complex(value, value) if both else value)
             optimizer.store.drop()  # filling loads pages that are away into memory: give them back before the next fill
         elif keys := [key for key, of in member.columns.items() if of.name == name and key in member.missing]:
             form = member.columns[keys[0]].form

@@ -93,7 +93,6 @@ class Launch:
         self._made_of: Tensors | None = None if self._comes else seen
         if self._comes:
             self.sweep.table.remember(seen)
-        if self._comes:
             self.sweep.formats = self._formats  # the table has no gradient that would tell
         self.numbers = (DeviceNumbers if on_device else HostNumbers)(optimizer, members, shared, self.sweep)
         # State that does not share the store's version counters: a step raises these counters one by one.
@@ -167,7 +166,7 @@ class Launch:
         if seen is None:
             seen = self.lists.as_seen(tensors, shards)
             if not table.look(seen):
-                seen = self._take(tensors, shards)
+                seen = self._with_gradient_copies(lambda: self._refresh(self.lists.as_seen(tensors, shards)))
         if len(absent := table.absent) == self.count:
             return None
         now = self.numbers.prepare(optimizer, numbers, ahead)
@@ -207,11 +206,8 @@ class Launch:
         if not self.sweep.table.look(seen):
             self._refresh(seen)
 
-    def _take(self, tensors: Tensors, shards: Grads) -> Tensors:
-        """Check every tensor and write its address into the table; return what :meth:`KernelViews.as_seen` returns."""
-        return self._with_gradient_copies(lambda: self._refresh(self.lists.as_seen(tensors, shards)))
-
     def _refresh(self, seen: Tensors) -> Tensors:
+        """Check every tensor and write its address into the table; return ``seen``."""
         self.sweep.refresh(self._cut(seen))
         self.sweep.table.let_go()
         return seen
@@ -345,31 +341,33 @@ class KernelViews:
 
     def __init__(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         self._count = len(members)
-        self._param_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index of the parameter, copy)
-        self._state_copies: tuple[tuple[int, torch.Tensor], ...] = ()  # (index in all state, copy)
+        #: Copies of parameters and state, by their indices in ``tensors`` of :meth:`as_seen`.
+        self._copies: dict[int, torch.Tensor] = {}
         self._copies_gradients = False
         self._odd: tuple[int, ...] = ()
         #: Strides along which blocks of state lie (None: it has none), by index of the parameter.
         self._strides: dict[int, tuple[int, ...] | None] = {}
         if [m for m in members if not _is_simple(m, keys)]:
             self._find_copies(members, keys)
-        self.direct = not self._odd and not self._state_copies
+        self.direct = not self._odd and not self._copies
 
     def _find_copies(self, members: Sequence[Member], keys: Sequence[str]) -> None:
         likes = [m.like for m in members]
         strides = [None if like is m.shard else like.stride() for m, like in zip(members, likes, strict=True)]
-        odd = [m.shard is not m.param or _is_odd(m.param, own) for m, own in zip(members, strides, strict=True)]
+        odd = [
+            m.shard is not m.param or m.param.is_complex() or not _is_param_laid_out(m.param, own)
+            for m, own in zip(members, strides, strict=True)
+        ]
         self._odd = tuple([i for i, is_odd in enumerate(odd) if is_odd])
         self._strides = {i: strides[i] for i in self._odd}
-        copies: list[tuple[int, torch.Tensor]] = []
         by_id: dict[int, torch.Tensor] = {}  # by id of the original: a tensor may be there twice
-        for i, (key, (m, like)) in enumerate((key, each) for key in keys for each in zip(members, likes, strict=True)):
+        columns = ((key, *each) for key in keys for each in zip(members, likes, strict=True))
+        for i, (key, m, like) in enumerate(columns, 2 * self._count):
             state, like = local(m.entry[key]), m.columns[key].column.like(like)
             if not _is_laid_out(state, like):
                 if id(state) not in by_id:
                     by_id[id(state)] = state.new_empty_strided(like.shape, like.stride())
-                copies.append((i, by_id[id(state)]))
-        self._state_copies = tuple(copies)
+                self._copies[i] = by_id[id(state)]
 
     @property
     def as_they_are(self) -> bool:
@@ -386,8 +384,7 @@ class KernelViews:
 
     def state_as_seen(self, state: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return state, given column by column, as kernels see it."""
-        copies = dict(self._state_copies)
-        return [as_real(copies.get(i, t)) for i, t in enumerate(state)]
+        return [as_real(self._copies.get(i, t)) for i, t in enumerate(state, 2 * self._count)]
 
     def lay_out_gradients(self) -> bool:
         """Copy gradients with other strides than their parameters from now on; return False if this is so already."""
@@ -397,18 +394,15 @@ class KernelViews:
     def _params(self, params: Tensors) -> list[torch.Tensor]:
         """Return the parameters as they are now: their ``.data`` may have been replaced."""
         now: list[Any] = list(params)
-        before, copies = dict(self._param_copies), {}
         for i in self._odd:
-            p, strides = local(now[i]).detach(), self._strides[i]
+            p, strides, copy = local(now[i]).detach(), self._strides[i], self._copies.pop(i, None)
             if not _is_param_laid_out(p, strides):
                 if not has_memory(p):
                     raise ValueError(f"tensor {i} of param has no memory (its storage was freed or resized to less)")
-                copy = before.get(i)
                 if copy is None or copy.shape != p.shape or copy.dtype != p.dtype or copy.device != p.device:
                     copy = torch.empty_like(p) if strides is None else p.new_empty_strided(p.shape, strides)
-                p = copies[i] = copy
+                p = self._copies[i] = copy
             now[i] = as_real(p)
-        self._param_copies = tuple(copies.items())
         return now
 
     def _grads(
@@ -416,7 +410,7 @@ class KernelViews:
     ) -> list[torch.Tensor | None]:
         grads = list(given)
         for i in self._odd:
-            p = _there(params, i)
+            p: Any = params[i]
             grads[i] = shards.get(p, grads[i])
             if (g := grads[i]) is not None and (g.is_complex() or p.is_complex()):
                 grads[i] = as_real(g.detach() if g.is_complex() else g.detach().to(p.dtype))
@@ -424,30 +418,20 @@ class KernelViews:
 
     def fill(self, tensors: Tensors) -> None:
         """Fill the copies from their originals."""
-        for i, copy in self._param_copies:
-            copy.copy_(local(_there(tensors, i)).detach())
-        for original, copy in self._copied_state(tensors):
-            copy.copy_(original.detach())
+        for i, copy in self._copies.items():
+            copy.copy_(_original(tensors, i))
 
     def bring_back(self, tensors: Tensors) -> None:
         """Write the copies back into their originals, except those of parameters without a gradient."""
-        for i, copy in self._param_copies:
-            if tensors[self._count + i] is not None:
-                local(_there(tensors, i)).detach().copy_(copy)
-        for original, copy in self._copied_state(tensors):
-            original.detach().copy_(copy)
-
-    def _copied_state(self, tensors: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return (original, copy) of state that has a copy, each once."""
-        first = 2 * self._count
-        pairs = {id(copy): (local(_there(tensors, first + i)), copy) for i, copy in self._state_copies}
-        return list(pairs.values())
+        for i, copy in self._copies.items():
+            if i >= 2 * self._count or tensors[self._count + i] is not None:
+                _original(tensors, i).copy_(copy)
 
 
 def _is_simple(member: Member, keys: Sequence[str]) -> bool:
     """Tell whether kernels take a parameter and its state as they are, for the usual reason: all are contiguous."""
     p, entry = member.param, member.entry
-    if member.blocked or member.shard is not p or p.is_complex() or p.is_neg() or not p.is_contiguous():
+    if member.columns.in_blocks or member.shard is not p or p.is_complex() or p.is_neg() or not p.is_contiguous():
         return False
     for key in keys:
         state = entry[key]
@@ -456,20 +440,15 @@ def _is_simple(member: Member, keys: Sequence[str]) -> bool:
     return True
 
 
-def _there(tensors: Tensors, at: int) -> torch.Tensor:
+def _original(tensors: Tensors, at: int) -> torch.Tensor:
     found = tensors[at]
     assert found is not None, "only gradients may be absent"
-    return found
+    return local(found).detach()
 
 
 def _is_laid_out(t: torch.Tensor, like: torch.Tensor) -> bool:
     """Tell whether a kernel can take state as it is: no pending conjugation or sign, and the strides of ``like``."""
     return not (t.is_conj() or t.is_neg()) and (t.numel() <= 1 or t.stride() == like.stride())
-
-
-def _is_odd(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
-    """Tell whether a kernel cannot take a parameter as it is; ``strides``: those of its state in blocks, if any."""
-    return p.is_complex() or not _is_param_laid_out(p, strides)
 
 
 def _is_param_laid_out(p: torch.Tensor, strides: tuple[int, ...] | None) -> bool:

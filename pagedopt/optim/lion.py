@@ -9,8 +9,7 @@ import torch
 
 from ..rules.lion import lion
 from .optimizer import PagedOptimizer
-from .options import Options, check_hyperparameters, documented
-from .scalars import tuple_of_betas
+from .options import Options, checked, documented
 
 
 @documented
@@ -46,17 +45,5 @@ class PagedLion(PagedOptimizer):
         capturable: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        check_hyperparameters(lr=lr, weight_decay=weight_decay)
-        betas = tuple_of_betas(betas)
-        if len(betas) != 2:
-            raise ValueError(f"betas is {betas}; give two numbers, as betas=(0.9, 0.99)")
-        beta1, beta2 = betas
-        for name, value in {"lr": lr, "betas[0]": beta1, "betas[1]": beta2, "weight_decay": weight_decay}.items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
-                raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")
-        if not (lr >= 0 and weight_decay >= 0 and all(0 <= beta < 1 for beta in betas)):
-            raise ValueError(
-                f"lr={lr}, betas={betas}, weight_decay={weight_decay}: none is negative, betas are below 1"
-            )
-        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
-        super().__init__(params, {**defaults, "capturable": capturable}, **options)
+        hyper = checked((0.9, 0.99), lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)

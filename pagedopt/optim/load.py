@@ -22,7 +22,7 @@ from ..placements import choose
 from ..placements.store import Store, Wanted
 from ..system.interrupts import Uninterrupted
 from ..tables.tensors import has_memory, local, widest_first
-from .columns import decode, encode, state_columns, walked_like
+from .columns import Columns, decode, encode
 from .gather import check_choices
 from .options import check_group_options, keep_own
 from .room import tell_made
@@ -55,18 +55,18 @@ def load(
     """
     before = dict(vars(optimizer))
     given: list[StateDict] = []
-    begun = made = False
-    written = contextlib.ExitStack()
+    made = False
+    block, written = whole(optimizer, "a load"), contextlib.ExitStack()
 
     def take(_: torch.optim.Optimizer, loaded: StateDict) -> StateDict:
         check_form(loaded)
         own = {name for group in optimizer.param_groups for name in optimizer.state_names(group)}
         given.append(translate(loaded, own))
-        written.enter_context(whole(optimizer, "a load", lambda: begun))
+        written.enter_context(block)
         return {**given[0], "state": {}}
 
     def put(_: torch.optim.Optimizer) -> None:
-        nonlocal begun, made
+        nonlocal made
         loaded = given.pop()
         for group, old in zip(optimizer.param_groups, before["param_groups"], strict=True):
             keep_own(group, old)
@@ -74,23 +74,20 @@ def load(
         check_groups(optimizer, before["param_groups"], loaded)
         for group in optimizer.param_groups:
             check_choices(optimizer, group, optimizer.state_names(group))
-        check_state(optimizer, loaded)
-        ready = prepare(optimizer, store, loaded, before["state"])
+        everyone = [*members(optimizer, loaded)]
+        check_state(optimizer, everyone)
+        ready = prepare(optimizer, store, everyone, loaded["state"], before["state"])
         with Uninterrupted(gives_way=True):
             # Before the copies: if one fails, the next load reuses these tensors and needs no second copy of state.
             optimizer.state.update(ready.state)
             if ready.blocks:
-                begin()
+                block.begin()
                 copy_values(ready.blocks, store, ready.staging)
             for one in ready.conversions:
-                _convert(one, store, ready.staging, begin)
+                _convert(one, store, ready.staging, block.begin)
             written.close()
             optimizer.damaged = ""  # all state is new: what was damaged before is mended
             made = ready.made
-
-    def begin() -> None:
-        nonlocal begun
-        begun = True
 
     # Registered now, `take` runs after users' pre-hooks; `prepend` lets `put` run before their post-hooks.
     hooks = [optimizer.register_load_state_dict_pre_hook(take)]
@@ -100,7 +97,7 @@ def load(
             torch_load(state_dict)
     except BaseException:
         with Uninterrupted():
-            if not begun:
+            if not block.begun:
                 for name in vars(optimizer).keys() - before.keys():
                     delattr(optimizer, name)
                 vars(optimizer).update(before)
@@ -150,14 +147,21 @@ class PreparedLoad:
     made: bool
 
 
-def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, before: State) -> PreparedLoad:
-    """Return the load of a dict that :func:`check_state` has accepted, with all its memory; nothing is copied yet."""
+def prepare(
+    optimizer: RuleOptimizer, store: Store, everyone: Sequence[Loaded], given: Mapping[Any, Any], before: State
+) -> PreparedLoad:
+    """Return the load of what :func:`check_state` has accepted, with all its memory; nothing is copied yet.
+
+    Args:
+        everyone: all parameters.
+        given: the loaded state, by key.
+        before: state as it was, by parameter.
+    """
     entries: dict[torch.Tensor, dict[str, Any]] = {}
     new: list[tuple[dict[str, Any], Wanted]] = []
     pairs: list[tuple[dict[str, Any], str, torch.Tensor]] = []
     converted: list[tuple[dict[str, Any], Loaded, str]] = []
     old: list[torch.Tensor] = []
-    everyone = list(members(optimizer, state_dict))
     for member in [each for each in everyone if each.entry]:
         p = member.param
         entry = entries[p] = {name: number_of(member, name) for name in member.numbers}
@@ -170,7 +174,7 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
                 new.append((entry, of.wanted(p, key, member.like)))
             else:
                 old.append(tensor)
-        for name, (_, keys) in member.states.items():
+        for name, (_, keys) in member.columns.states.items():
             if member.is_copied(name):
                 pairs += [(entry, key, member.entry[key]) for key in keys]
             else:
@@ -187,10 +191,10 @@ def prepare(optimizer: RuleOptimizer, store: Store, state_dict: StateDict, befor
     copies = [(a, b) for a, b in zip(targets, values, strict=True) if not _same(a, b)]
     conversions = []
     for (entry, member, name), loaded in zip(converted, read, strict=True):
-        source, (target, keys) = member.sources[name].form, member.states[name]
+        source, (target, keys) = member.sources[name].form, member.columns.states[name]
         conversions.append(Conversion(member.param, source, loaded, target, [entry[key] for key in keys]))
     written = [target for target, _ in copies] + [column for one in conversions for column in one.columns]
-    state = with_extras(entries, state_dict["state"], everyone, _overlaps(written))
+    state = with_extras(entries, given, everyone, _overlaps(written))
     return PreparedLoad(state, in_order(copies), conversions, staging, bool(new))
 
 
@@ -487,10 +491,10 @@ def _whole_state(optimizer: RuleOptimizer, used: bool = True) -> list[list[Repla
     for _, group, p in occurrences(optimizer):
         if not (entry := optimizer.state.get(p) or (not used and optimizer.preallocated.get(p))):
             continue
-        columns = state_columns(optimizer, optimizer.state_names(group), p, group)
+        columns = Columns.of(optimizer, optimizer.state_names(group), p, group)
         tensors = {key: (of, t) for key, of in columns.items() if of.fits(t := entry.get(key), p)}
         if columns and len(tensors) == len(columns):
-            like = walked_like(columns, entry, p)
+            like = columns.walked_like(entry, p)
             found[p] = [(of.wanted(p, key, like, tensor.dtype), entry) for key, (of, tensor) in tensors.items()]
     return list(found.values())
 

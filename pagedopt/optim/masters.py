@@ -61,15 +61,9 @@ def load_master(optimizer: RuleOptimizer, values: Mapping[str, torch.Tensor], na
         if not is_whole(each):
             raise ValueError(f"the master of {name} has no values: it is a meta tensor, or its file was cut off")
     _make_state(optimizer, [p for p, _ in given.values()])
-    begun = False
-
-    def begin() -> None:
-        nonlocal begun
-        begun = True
-
-    with Uninterrupted(gives_way=True), whole(optimizer, "load_master()", lambda: begun):
+    with Uninterrupted(gives_way=True), whole(optimizer, "load_master()") as block:
         for p, each in given.values():
-            _set(optimizer, p, local(each).detach(), begin)
+            _set(optimizer, p, local(each).detach(), block.begin)
     optimizer.versions = None
 
 

@@ -6,8 +6,6 @@ import contextlib
 import functools
 import logging
 import time
-import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
@@ -19,13 +17,13 @@ from ..paging.budget import Budget, Given
 from ..placements import choose
 from ..placements.memory_report import MemoryReport
 from ..placements.store import Store
-from ..system import virtual
+from ..rules import Rule
 from ..system.internals import breaks_graph, dynamo_is_at_work, keep_capturable, opaque
 from ..system.interrupts import Uninterrupted
-from ..system.warn import StateLost, log, outside
-from . import masters
+from ..system.warn import StateLost, log
+from . import masters, second
 from .averaged import Shown
-from .capture import CapturedStep, alive, capture
+from .capture import Captures
 from .class_checks import (
     check_defaults,
     check_group,
@@ -56,14 +54,6 @@ from .state_dict import check_is_dict, has_old_codes
 
 #: Changes a new state dict of an optimizer in place, or returns another.
 Change = Callable[[RuleOptimizer, dict[str, Any]], dict[str, Any] | None]
-_MESSAGE = (
-    "This instance was constructed with capturable=True or some of all the param_groups came with capturable=True, but "
-    "step() is running without CUDA graph capture. If you never intend to graph-capture this instance, capturable=True "
-    "can impair performance, and you should set capturable=False."
-)
-_ADVICE = "Call refresh() before the next replay, or capture again"
-
-
 #: Methods that are allowed between the first gradient of a backward that updates and ``step()``: they read no state.
 MIDWAY = {"_step", "wait", "memory_report"}
 Own = TypeVar("Own", bound="PagedOptimizer")
@@ -134,8 +124,7 @@ class PagedOptimizer(RuleOptimizer):
     _quick: QuickSteps
     _overlap: Overlap | None = None
     _within: Within | None = None
-    _captures: list[weakref.ref[CapturedStep]]
-    _warned_capturable_if_run_uncaptured = False
+    _captures: Captures
 
     @opaque  # torch.compile would lose attributes that are set in a traced frame with a graph break
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **options: Unpack[Options]) -> None:
@@ -164,7 +153,7 @@ class PagedOptimizer(RuleOptimizer):
         if not restored:
             budget.check_unit()
         self.store = Store(chosen["placement"], budget, chosen["host_access"])
-        self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), [], None
+        self._lock, self._quick, self._captures, self._plan = OptimizerLock(), QuickSteps(), Captures(), None
         self.factors, self.clipped_by, self.scaled, self.preallocated = {}, {}, False, {}
         self.factors_of_graphs, self.skip_nonfinite = [], chosen["skip_nonfinite"]
         vars(self).update({name: chosen[name] for name in _SETTABLE})  # type: ignore[literal-required]
@@ -219,10 +208,10 @@ class PagedOptimizer(RuleOptimizer):
         if self._overlap is not None:
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
         if self.damaged or self.shown:
-            self._check_whole()
+            check_whole(self)
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
-        if self._captured():
+        if self._captures.take(self):
             return
         if self._has_masters:
             masters.look_for_writes(self)
@@ -327,6 +316,20 @@ class PagedOptimizer(RuleOptimizer):
             self.param_groups.pop()
             raise
 
+    @locked
+    def apply(self, rule: Rule, group: Group) -> None:
+        """Apply a rule to the parameters of a group that have state, and to their state, in one launch per dtype.
+
+        Args:
+            rule: its inputs are the parameter, then states by name; hyperparameters are the group's.
+            group: one of ``param_groups``.
+
+        Raises:
+            ValueError: a parameter has no state of that name, or not as plain numbers.
+            KeyError, TypeError: the group lacks a hyperparameter, or it is no number.
+        """
+        second.apply(self, rule, group)
+
     def __repr__(self) -> str:
         text = super().__repr__()
         if (store := vars(self).get("store")) is None:  # called from the constructor
@@ -357,7 +360,7 @@ class PagedOptimizer(RuleOptimizer):
     @contextlib.contextmanager
     def _moving(self, why: str) -> Iterator[None]:
         """A ``with`` block in which pages may move.  Moves are logged, with the reason ``why``."""
-        self._refuse_moves(why)
+        self._captures.refuse_moves(why)
         before, begin = [(arena, arena.resident) for arena in self.store.arenas], time.perf_counter()
         places = choose.total([arena.planned() for arena, _ in before]) if log.isEnabledFor(logging.INFO) else {}
         try:
@@ -384,7 +387,7 @@ class PagedOptimizer(RuleOptimizer):
                 :meth:`step` has not ended.  Loads, copies, moves and new groups raise it, too.
         """
         self._tell_misuse()
-        self._check_whole()
+        check_whole(self)
         with self._changing(drop_formats):
             return super().state_dict()
 
@@ -440,7 +443,7 @@ class PagedOptimizer(RuleOptimizer):
         self.store.check_owner()
         check_is_dict(state_dict)
         if self.shown:
-            self._check_whole()
+            check_whole(self)
         load(self, self.store, state_dict, super().load_state_dict)
         if self._overlap is not None:
             self._overlap.misuse = ""  # the step it was done to is gone
@@ -558,18 +561,13 @@ class PagedOptimizer(RuleOptimizer):
         """
         masters.reset_master(self, p)
 
-    @locked  # a step sets `damaged` while it runs, so wait for a step in another thread
-    def _check_whole(self) -> None:
-        """Raise RuntimeError if state is damaged."""
-        check_whole(self)
-
     @locked
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedOptimizer:
         return duplicate(self, memo)
 
     @locked
     def __getstate__(self) -> dict[str, Any]:
-        self._check_whole()
+        check_whole(self)
         now: Any = {name: getattr(self, name) for name in (*_SETTABLE, "max_grad_norm")}
         options: Options = {**self._made_with, **now, "device_budget": self.store.budget.said}
         return {**super().__getstate__(), "_options": options}
@@ -609,7 +607,7 @@ class PagedOptimizer(RuleOptimizer):
         """
         budget, state = Budget.parse(device_budget), state_tensors(self)
         budget.check_unit()
-        self._refuse_moves(f"set_device_budget({device_budget!r})")
+        self._captures.refuse_moves(f"set_device_budget({device_budget!r})")
         self.store.check_budget(budget, state)
         self._plan = None
         self.store.forget(state)
@@ -744,9 +742,9 @@ class PagedOptimizer(RuleOptimizer):
             under = "forward" if self._within is None else "backward"
             raise ValueError(f"this optimizer is attached with overlap={under!r}; detach() it before")
         if overlap == "backward":
-            self._refuse_moves("attach(overlap='backward')")
+            self._captures.refuse_moves("attach(overlap='backward')")
             with Uninterrupted(gives_way=True):
-                self._within = Within(self, model)
+                self._within, self.unclippable = Within(self, model), UNCLIPPABLE
             return
         overlap_of_all = self._overlap or Overlap(self)
         overlap_of_all.attach(model)
@@ -755,7 +753,7 @@ class PagedOptimizer(RuleOptimizer):
     @locked
     def detach(self) -> None:
         """Undo :meth:`attach`, of all models."""
-        within, self._within = self._within, None
+        within, self._within, self.unclippable = self._within, None, ""
         if within is not None:
             within.detach()
         overlap, self._overlap = self._overlap, None  # first: if an interrupt leaves hooks behind, they are dead
@@ -835,10 +833,6 @@ class PagedOptimizer(RuleOptimizer):
         if self._overlap is not None:
             self._overlap.tell_misuse()
 
-    @property
-    def unclippable(self) -> str:
-        return "" if self._within is None else UNCLIPPABLE
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's."""
         if not set_to_none:  # else a queued step keeps the gradients
@@ -866,11 +860,7 @@ class PagedOptimizer(RuleOptimizer):
             >>> optimizer.refresh()
             >>> graph.replay()
         """
-        steps = self._alive()
-        if not steps:
-            raise RuntimeError(f"no captured step of this {type(self).__name__} is alive: there is nothing to refresh")
-        for step in steps:
-            step.refresh(self)
+        self._captures.refresh(self)
 
     @locked
     def check_capture(self) -> None:
@@ -879,54 +869,7 @@ class PagedOptimizer(RuleOptimizer):
         Raises:
             RuntimeError: something has changed since the capture, or the last :meth:`refresh`; the message names it.
         """
-        if found := self._changes():
-            raise RuntimeError(f"since the step was captured {'; '.join(found)}. {_ADVICE}")
-
-    def _alive(self) -> list[CapturedStep]:
-        steps = list(alive(self._captures))
-        self._captures = [weakref.ref(step) for step in steps]
-        return steps
-
-    def _changes(self) -> list[str]:
-        return [text for step in self._alive() for text in step.changes(self)]
-
-    def _captured(self) -> bool:
-        """Capture the step if the current stream is being captured into a graph, and return whether it is."""
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            if self._captures:
-                self._tell_of_captures()
-            if virtual.dead:
-                virtual.free_dead()
-            if "capturable" in self.defaults and not self._warned_capturable_if_run_uncaptured:
-                self._warn_if_capturable()
-            return False
-        if not all(group.get("capturable", True) for group in self.param_groups):
-            raise RuntimeError(
-                f"Attempting CUDA graph capture of step() for an instance of {type(self).__name__} but param_groups' "
-                "capturable is False."
-            )
-        self._captures.append(weakref.ref(capture(self)))
-        return True
-
-    def _tell_of_captures(self) -> None:
-        """Warn, in an eager step, of changes that captured steps do not know."""
-        if found := self._changes():
-            text = f"since a captured step was recorded, {'; '.join(found)}. {_ADVICE}"
-            warnings.warn(text, RuntimeWarning, stacklevel=outside())
-
-    def _warn_if_capturable(self) -> None:
-        """Warn once, as torch does, that a capturable step runs eagerly."""
-        groups: list[dict[str, Any]] = self.param_groups
-        if all(group.get("capturable") for group in groups) and torch.cuda.is_available():
-            self._warned_capturable_if_run_uncaptured = True
-            warnings.warn(_MESSAGE, stacklevel=outside())
-
-    def _refuse_moves(self, what: str) -> None:
-        """Raise RuntimeError if a captured step is alive, whose graph updates state where it lies now."""
-        if self._captures and self._alive():
-            raise RuntimeError(
-                f"{what} would move state that a captured step updates at its present address: delete the graph first"
-            )
+        self._captures.check(self)
 
 
 #: As it is defined here.

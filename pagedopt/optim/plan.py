@@ -126,35 +126,22 @@ def _partition(
     if len(set(memory)) < len(memory) or any(m.rule.carried for m in members):
         _take_turns(members, memory)
     found: dict[tuple[Any, ...], list[Member]] = {}
-    formats_of = _FormatsOf()
+    of_alike: dict[tuple[object, ...], int] = {}  # equal formats have one number
+    numbered: dict[tuple[Format, ...], int] = {}
     numbers = Counter([m.entry[name].data_ptr() for m in members for name in m.numbers])
     shared = {address for address, uses in numbers.items() if uses > 1}
     for member in sorted(members, key=attrgetter("turn")):
         stays = on_device(member, shared)
-        alike = stays, member.turn, member.rule, member.param.device, formats_of(member)
-        found.setdefault(alike, []).append(member)
+        p, dtypes = member.param, [member.entry[key].dtype for key in member.columns]
+        alike = id(member.columns), p.dtype, None if p.grad is None else p.grad.dtype, *dtypes
+        if (number := of_alike.get(alike)) is None:
+            number = of_alike[alike] = numbered.setdefault(member.formats, len(numbered))
+        found.setdefault((stays, member.turn, member.rule, p.device, number), []).append(member)
     launches = [*found.items()]
     if len(launches) > 1 and not shared:  # else each launch takes the number that the one before it has left
         # Small ones first: the first module that reads a bias does not wait for all matrices of the model.
         launches.sort(key=lambda launch: (launch[0][1], sum(m.param.numel() for m in launch[1])))
     return [(stays, shared, each) for (stays, *_), each in launches]
-
-
-class _FormatsOf:
-    """Gives each member the number of its set of formats: equal sets have one number."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[object, ...], int] = {}
-        self._numbers: dict[tuple[Format, ...], int] = {}
-
-    def __call__(self, member: Member) -> int:
-        p, entry = member.param, member.entry
-        grad, dtypes = p.grad, [entry[key].dtype for key in member.columns]
-        alike = id(member.columns), p.dtype, None if grad is None else grad.dtype, *dtypes
-        number = self._known.get(alike)
-        if number is None:
-            number = self._known[alike] = self._numbers.setdefault(member.formats, len(self._numbers))
-        return number
 
 
 def _memories(members: Sequence[Member]) -> list[int]:

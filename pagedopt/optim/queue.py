@@ -255,7 +255,7 @@ class QueuedStep:
             self._looked = stop  # not before, for an interrupt would lose misuse; nor later: our own would be misuse
             torch.autograd.graph.increment_version(untouched)
 
-    def _written(self, begun: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    def _written(self, begun: Callable[[], bool]) -> contextlib.AbstractContextManager[object]:
         optimizer = self._optimizer()
         return contextlib.nullcontext() if optimizer is None else whole(optimizer, "a queued step", begun)
 

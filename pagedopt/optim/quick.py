@@ -236,11 +236,8 @@ def _serves(launch: Launch) -> bool:
 
 def _settings(optimizer: RuleOptimizer) -> tuple[Any, ...]:
     """Return what users may set that decides on rules and formats; attributes may be functions of their own."""
-    rule_of, format_of = (
-        getattr(optimizer.rule_of, "__func__", None),
-        getattr(optimizer.state_format_of, "__func__", None),
-    )
-    return rule_of, format_of, getattr(optimizer, "rule", None), optimizer.state_format, optimizer.rounding
+    functions = [getattr(each, "__func__", None) for each in (optimizer.rule_of, optimizer.state_format_of)]
+    return *functions, getattr(optimizer, "rule", None), optimizer.state_format, optimizer.rounding
 
 
 class QuickSteps:

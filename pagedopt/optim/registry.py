@@ -9,10 +9,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from .adadelta import PagedAdadelta as PagedAdadelta
+    from .adagrad import PagedAdagrad as PagedAdagrad
     from .adam import PagedAdam as PagedAdam
+    from .adamax import PagedAdamax as PagedAdamax
     from .adamw import PagedAdamW as PagedAdamW
+    from .adan import PagedAdan as PagedAdan
+    from .ademamix import PagedAdEMAMix as PagedAdEMAMix
+    from .adopt import PagedADOPT as PagedADOPT
+    from .cautious_adamw import PagedCautiousAdamW as PagedCautiousAdamW
+    from .cautious_lion import PagedCautiousLion as PagedCautiousLion
+    from .laprop import PagedLaProp as PagedLaProp
     from .lion import PagedLion as PagedLion
+    from .nadam import PagedNAdam as PagedNAdam
     from .optimizer import PagedOptimizer
+    from .radam import PagedRAdam as PagedRAdam
+    from .rmsprop import PagedRMSprop as PagedRMSprop
+    from .schedule_free import PagedScheduleFreeAdamW as PagedScheduleFreeAdamW
     from .sgd import PagedSGD as PagedSGD
 
 
@@ -49,7 +62,28 @@ OPTIMIZERS = (
     Entry("PagedAdam", "adam", ("adam", "adam_amsgrad", "adamw", "adamw_amsgrad")),
     Entry("PagedSGD", "sgd", ("sgd", "sgd_momentum")),
     Entry("PagedLion", "lion", ("lion",)),
+    Entry(
+        "PagedRMSprop",
+        "rmsprop",
+        ("rmsprop", "rmsprop_momentum", "rmsprop_centered", "rmsprop_centered_momentum"),
+    ),
+    Entry("PagedNAdam", "nadam", ("nadam",)),
+    Entry("PagedRAdam", "radam", ("radam",)),
+    Entry("PagedAdamax", "adamax", ("adamax",)),
+    Entry("PagedAdagrad", "adagrad", ("adagrad",)),
+    Entry("PagedAdadelta", "adadelta", ("adadelta",)),
+    Entry("PagedAdEMAMix", "ademamix", ("ademamix",)),
+    Entry("PagedScheduleFreeAdamW", "schedule_free", ("schedule_free_adamw",)),
+    Entry("PagedCautiousAdamW", "cautious_adamw", ("cautious_adamw",)),
+    Entry("PagedCautiousLion", "cautious_lion", ("cautious_lion",)),
+    Entry("PagedAdan", "adan", ("adan",)),
+    Entry("PagedADOPT", "adopt", ("adopt",)),
+    Entry("PagedLaProp", "laprop", ("laprop",)),
 )
 RULE_NAMES = tuple(dict.fromkeys(name for entry in OPTIMIZERS for name in entry.rules))
 if TYPE_CHECKING:  # what `import *` in the package's __init__ exports
-    __all__ = ["PagedAdam", "PagedAdamW", "PagedLion", "PagedSGD"]
+    __all__ = [
+        "PagedADOPT", "PagedAdEMAMix", "PagedAdadelta", "PagedAdagrad", "PagedAdam", "PagedAdamW", "PagedAdamax",
+        "PagedAdan", "PagedCautiousAdamW", "PagedCautiousLion", "PagedLaProp", "PagedLion", "PagedNAdam",
+        "PagedRAdam", "PagedRMSprop", "PagedSGD", "PagedScheduleFreeAdamW",
+    ]  # fmt: skip

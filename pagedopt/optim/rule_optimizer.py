@@ -92,6 +92,9 @@ class RuleOptimizer(torch.optim.Optimizer):
     _of_params: tuple[ParamFormat, ParamRounding] = (None, "nearest")
     #: Whether parameters may have lost something that is kept.
     _has_masters: bool = False
+    #: Why gradients cannot be clipped, for an error message; "" if they can.
+    unclippable: str = ""
+    _warned_capturable_if_run_uncaptured = False  # torch's name
     #: The record of the last step; None: the next one is prepared anew.
     _plan: Any = None
 
@@ -163,7 +166,8 @@ class RuleOptimizer(torch.optim.Optimizer):
         chosen, form = chosen_format(self.state_format_of(group), name), self.form_of(p)
         dtype = p.dtype if form is None else form.stands_for(p.dtype)
         if chosen is None:
-            return default_format(name, dtype)
+            moment = next((r.moments[name] for r in self.known_rules() if name in r.moments), None)
+            return default_format(name, dtype, moment)
         state = self._state(name, p.numel(), group) if isinstance(chosen, Choice) else State(name, p.numel())
         return format_of({name: chosen}, state, dtype)
 
@@ -233,11 +237,6 @@ class RuleOptimizer(torch.optim.Optimizer):
         if checked is not None and self.unclippable:
             raise RuntimeError(f"max_grad_norm is set to {checked}: {self.unclippable}")
         self._max_grad_norm = checked
-
-    @property
-    def unclippable(self) -> str:
-        """Why gradients cannot be clipped, for an error message; "" if they can."""
-        return ""
 
     @property
     def multiplies_gradients(self) -> bool:
@@ -334,22 +333,30 @@ class whole:
     Args:
         optimizer: whose state is written.
         what: the block, for the text, as "a step".
-        begun: whether part of the state is new already; asked if the block fails.
+        asked: whether part of the state is new already, as :attr:`begun`; asked if the block fails.
+
+    Attributes:
+        begun: whether :meth:`begin` was called.
     """
 
-    __slots__ = ("_before", "_begun", "_optimizer", "_what")
+    __slots__ = ("_asked", "_before", "_optimizer", "_what", "begun")
 
-    def __init__(self, optimizer: RuleOptimizer, what: str, begun: Callable[[], bool]) -> None:
-        self._optimizer, self._what, self._begun = optimizer, what, begun
+    def __init__(self, optimizer: RuleOptimizer, what: str, asked: Callable[[], bool] = bool) -> None:
+        self._optimizer, self._what, self._asked, self.begun = optimizer, what, asked, False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> whole:
         self._before = self._optimizer.damaged
         self._optimizer.damaged = f"{self._what} ended in the middle"
+        return self
+
+    def begin(self) -> None:
+        """Note that part of the state is new from now on."""
+        self.begun = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._begun():
+        if error is not None and (self.begun or self._asked()):
             self._optimizer.damaged = f"{self._what} failed in the middle ({type(error).__name__}: {error})"
         else:
             self._optimizer.damaged = self._before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ def scalars_of(
     """Return the rule's hyperparameters that ``group`` has, by name, as doubles; reads tensors of one element.
 
     A tuple with a plural name gives its items by number: ``betas`` is ``beta1``, ``beta2``.  A hyperparameter whose
-    default is a bool gets the truth value.
+    default is a bool gets the truth value, and one whose default is NaN gets that for None.
 
     Args:
         needed: names that the group must have.
@@ -48,6 +49,8 @@ def scalars_of(
             raise KeyError(name if name in needed else plural)
         else:
             continue
+        if value is None and math.isnan(rule.defaults.get(name, 0)):
+            value = math.nan
         if type(value) is not float and not (on_device and isinstance(value, torch.Tensor) and value.is_cuda):
             value = (1.0 if value else 0.0) if is_switch else number_of(name, value)
         found[name] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from ..formats.int8 import OLD_ROOT2
 from ..formats.sixteen import LOST, PARAM, REMAINDERS
 from ..rules import UPDATES
 from ..tables.tensors import (
-    Misfit,
     dense_like,
     has_memory,
     is_sharded,
@@ -28,7 +27,7 @@ from ..tables.tensors import (
     placement_of,
     same_layout,
 )
-from .columns import StateColumn, blocks_along, by_state, state_columns, walked_like
+from .columns import Columns, blocks_along
 from .rule_optimizer import Group, RuleOptimizer, number_names, occurrences
 from .scalars import NumberSpec, beside_param, new_numbers
 
@@ -100,32 +99,27 @@ class Loaded:
         group: its group, as loaded.
         key: its key in the state dict.
         numbers: names of its numbers.
-        columns: columns of its state by key, in the order of the rule's inputs.
+        columns: those of its state.
     """
 
     param: torch.Tensor
     group: Group
     key: Any
     numbers: tuple[str, ...]
-    columns: Mapping[str, StateColumn]
+    columns: Columns
     entry: Mapping[str, Any]
-
-    @functools.cached_property
-    def states(self) -> dict[str, tuple[Format, list[str]]]:
-        """Format, and keys of the columns, of each state by its name."""
-        return by_state(self.columns)
 
     @functools.cached_property
     def like(self) -> torch.Tensor:
         """A tensor (it may be a meta tensor) with the strides that state gets: the parameter's, if its formats can."""
-        return walked_like(self.columns, {}, local(self.param))
+        return self.columns.walked_like({}, local(self.param))
 
     @functools.cached_property
     def sources(self) -> dict[str, Source]:
         """The source of each state, by its name; a state without all columns in the entry is left out."""
         encoded = () if is_sharded(self.param) or self.param.is_complex() else ENCODED
         found = {}
-        for name, (own, _) in self.states.items():
+        for name, (own, _) in self.columns.states.items():
             forms = (own, FLOAT32, *encoded)
             sources = (Source(form, columns_of(form, name, self.param.dtype)) for form in forms)
             if source := next((each for each in sources if each.columns.keys() <= self.entry.keys()), None):
@@ -138,7 +132,7 @@ class Loaded:
 
     def is_copied(self, name: str) -> bool:
         """Whether a state is loaded as it is: in its own format, and its blocks lie where the optimizer has them."""
-        form, _ = self.states[name]
+        form, _ = self.columns.states[name]
         if self.sources[name].form is not form:
             return False
         if form.block == 1:
@@ -164,7 +158,7 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
         if not isinstance(entry, Mapping):
             raise ValueError(f"loaded state of parameter {key} is {kind_of(entry)}, not a dict")
         numbers = number_names(optimizer, optimizer.update_of(group))
-        columns = state_columns(optimizer, optimizer.state_names(group), p, group) if entry else {}
+        columns = Columns.of(optimizer, optimizer.state_names(group), p, group) if entry else Columns()
         present = {name: value for name, value in entry.items() if value is not None}
         if present:
             _complete(optimizer, p, columns, numbers, present)
@@ -174,7 +168,7 @@ def members(optimizer: RuleOptimizer, state_dict: StateDict) -> Iterator[Loaded]
 def _complete(
     optimizer: RuleOptimizer,
     p: torch.Tensor,
-    columns: Mapping[str, StateColumn],
+    columns: Columns,
     numbers: Sequence[str],
     present: dict[str, Any],
 ) -> None:
@@ -198,12 +192,12 @@ def check_groups(optimizer: RuleOptimizer, before: Sequence[Mapping[str, Any]], 
         raise ValueError("the loaded groups name a parameter twice")
 
 
-def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
+def check_state(optimizer: RuleOptimizer, everyone: Iterable[Loaded]) -> None:
     """Raise ValueError if a parameter has only part of the state that its rule needs, or state in wrong shapes.
 
     State of another optimizer is refused, too.  Beside complete state there may be other keys (:mod:`.extras`).
     """
-    for member in members(optimizer, state_dict):
+    for member in everyone:
         if member.entry:
             _check_entry(optimizer, member)
             _check_lost(optimizer, member)
@@ -221,7 +215,7 @@ def check_state(optimizer: RuleOptimizer, state_dict: StateDict) -> None:
 
 def _check_lost(optimizer: RuleOptimizer, member: Loaded) -> None:
     """Raise ValueError if what a parameter has lost is loaded, and the optimizer does not keep it."""
-    for form in REMAINDERS if PARAM not in member.states else ():
+    for form in REMAINDERS if PARAM not in member.columns.states else ():
         if (key := form.columns[0].key(PARAM)) in member.entry:
             raise ValueError(
                 f"loaded state of parameter {member.key} has {key}, what it has lost in {form.of!r}. Here it is "
@@ -254,7 +248,7 @@ def _keys_of(name: str, entry: Mapping[str, Any]) -> list[str]:
 
 
 def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
-    needed = [key for name, (_, keys) in member.states.items() if name not in member.sources for key in keys]
+    needed = [key for name, (_, keys) in member.columns.states.items() if name not in member.sources for key in keys]
     if absent := [name for name in (*member.numbers, *needed) if name not in member.entry]:
         states = tuple({f"{member.columns[name].name}." for name in absent if name in member.columns})
         other = any(str(name).startswith(states) for name in member.entry if name not in member.columns)
@@ -275,37 +269,28 @@ def _check_entry(optimizer: RuleOptimizer, member: Loaded) -> None:
     for name, (form, columns) in member.sources.items():
         for key, column in columns.items():
             what, value = f"loaded {key} of parameter {member.key}", member.entry[key]
-            if form not in NUMBERS:
-                _check_column(what, value, form, column, member.param)
-                continue
-            _check_tensor(what, value, member.param)
-            if (own := member.columns.get(key)) and own.free:
+            _check_column(what, value, form, column, member.param)
+            if form in NUMBERS and (own := member.columns.get(key)) and own.free:
                 said = chosen_format(optimizer.state_format_of(member.group), name)
                 _check_precision(said is not None, what, value.dtype, own.column.dtype)
 
 
-def _check_tensor(what: str, value: Any, p: torch.Tensor) -> None:
-    _check_fits(what, misfit(value, p.shape, placed=p, memory=False))
-    if not known(real_dtype(value.dtype)):
-        raise ValueError(f"{what} is {value.dtype}; state is a tensor of a floating-point type")
-    if value.is_complex() and not p.is_complex():
-        raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
-
-
-def _check_fits(what: str, found: Misfit | None, **hints: str) -> None:
-    """Raise ValueError for a misfit, with a hint for its aspect."""
-    hints["placement"] = (
-        "; torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved otherwise"
-    )
-    if found is not None:
-        raise ValueError(f"{what} {found.why}{hints.get(found.aspect, '')}")
-
-
 def _check_column(what: str, value: Any, form: Format, column: Column, p: torch.Tensor) -> None:
-    asks, per = f"format {form.name!r}", column.per
-    found = misfit(value, column.shape(p), column.dtype, shaped_by=asks, placed=p, memory=False)
-    blocks = "" if per == 1 else f", an entry for {per} elements; it was saved with blocks of another size"
-    _check_fits(what, found, shape=blocks, dtype=f", as {asks} has it")
+    """Raise ValueError if a value is no column of state of this format; plain numbers may have any dtype."""
+    plain, asks = form in NUMBERS, f"format {form.name!r}"
+    hints = {
+        "placement": "; torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() loads what was saved "
+        "otherwise",
+        "shape": f", an entry for {column.per} elements; it was saved with blocks of another size" * (column.per > 1),
+        "dtype": f", as {asks} has it",
+    }
+    dtype, shaped_by = (None, "") if plain else (column.dtype, asks)
+    if found := misfit(value, column.shape(p), dtype, shaped_by=shaped_by, placed=p, memory=False):
+        raise ValueError(f"{what} {found.why}{hints.get(found.aspect, '')}")
+    if plain and not known(real_dtype(value.dtype)):
+        raise ValueError(f"{what} is {value.dtype}; state is a tensor of a floating-point type")
+    if plain and value.is_complex() and not p.is_complex():
+        raise ValueError(f"{what} is {value.dtype}, the parameter is real ({p.dtype})")
 
 
 def is_whole(tensor: torch.Tensor) -> bool:

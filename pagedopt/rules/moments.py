@@ -19,12 +19,20 @@ def decoupled(param, change, lr, weight_decay):
     return param - (fma(decay, param, change) if decay != 0 else change)
 
 
+def mean(grad, exp_avg, decay):
+    """A running mean of ``grad``: a lerp from the nearer end, as torch's ``lerp``."""
+    near = decay > 0.5
+    return fma(1 - decay if near else -decay, grad - exp_avg, exp_avg if near else grad)
+
+
+def mean_of_squares(grad, exp_avg_sq, decay):
+    """A running mean of ``grad**2``."""
+    return fma((1 - decay) * grad, grad, decay * exp_avg_sq)
+
+
 def moments(grad, exp_avg, exp_avg_sq, beta1, beta2):
-    """Running means of ``grad`` and ``grad**2``.  The first is a lerp from the nearer end, as torch's ``lerp``."""
-    near = beta1 > 0.5
-    exp_avg = fma(1 - beta1 if near else -beta1, grad - exp_avg, exp_avg if near else grad)
-    exp_avg_sq = fma((1 - beta2) * grad, grad, beta2 * exp_avg_sq)
-    return exp_avg, exp_avg_sq
+    """Running means of ``grad`` and ``grad**2``."""
+    return mean(grad, exp_avg, beta1), mean_of_squares(grad, exp_avg_sq, beta2)
 
 
 def descent(exp_avg, exp_avg_sq, lr, beta1, beta2, eps, step):

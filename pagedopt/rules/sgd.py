@@ -1,4 +1,4 @@
-"""SGD with momentum, in the order of operations of torch/optim/sgd.py (Sutskever et al. 2013 for the momentum).
+"""SGD with momentum (Sutskever et al. 2013), in the order of operations of torch/optim/sgd.py.
 
 Operations round where those of torch's default do, which adds with one fma (``torch.add`` with ``alpha``).
 """

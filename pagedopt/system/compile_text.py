@@ -38,14 +38,28 @@ def load(text: str, name: str, beside: str) -> Any:
         name: part of the module's name, for errors.
         beside: the module whose functions the text calls.
     """
+    return with_disk_cache(_module(text, name, beside), "kernel")
+
+
+@functools.cache
+def shared(text: str, name: str, beside: str) -> str:
+    """Return the name of the module of a generated text, for kernels to import from: Numba compiles its functions once.
+
+    Args:
+        text, name, beside: as of :func:`load`; the text defines any functions with ``numba.njit``.
+    """
+    return _module(text, name, beside).__name__
+
+
+def _module(text: str, name: str, beside: str) -> ModuleType:
     turn_jit_on()
     key = hashlib.sha256((text + sys.version + _text_of(beside)).encode()).hexdigest()[:16]
     module = ModuleType(f"pagedopt_{name[:64]}_{key}")
     file = f"<{module.__name__}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for errors of Numba
-    sys.modules[module.__name__] = module  # Numba finds the kernel's globals there
+    sys.modules[module.__name__] = module  # Numba finds the functions' globals there
     exec(compile(text, file, "exec"), module.__dict__)
-    return with_disk_cache(module, "kernel")
+    return module
 
 
 def with_disk_cache(module: ModuleType, name: str) -> Any:

@@ -312,7 +312,7 @@ class Event:
     def __init__(self, device: int) -> None:
         with torch.cuda.device(device), relaxed_capture():
             self.handle = call("cuEventCreate", int(bindings().CUevent_flags.CU_EVENT_DISABLE_TIMING))
-        weakref.finalize(self, _destroy_event, int(self.handle))
+        weakref.finalize(self, destroy, "cuEventDestroy", int(self.handle))
 
     def record(self, stream: int) -> None:
         """Record the work queued on ``stream`` so far."""
@@ -328,9 +328,10 @@ class Event:
             check("cuEventSynchronize", bindings().cuEventSynchronize(self.handle))
 
 
-def _destroy_event(handle: int) -> None:
+def destroy(name: str, handle: Any) -> None:
+    """Call a driver function that destroys what ``handle`` is of, and ignore errors: the context may be gone."""
     with contextlib.suppress(Exception):
-        bindings().cuEventDestroy(handle)
+        getattr(bindings(), name)(handle)
 
 
 class _ArrayInterface:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import weakref
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import torch
 
 from . import libc
 from .copies import Copy
-from .driver import Event, bindings, call, check, relaxed_capture
+from .driver import Event, bindings, call, check, destroy, relaxed_capture
 
 # --- what a graph keeps alive -----------------------------------------------------------------------------------------
 #
@@ -178,7 +177,7 @@ class BuiltGraph:
     def __init__(self, device: int) -> None:
         self.device = device
         graph = call("cuGraphCreate", 0)
-        weakref.finalize(self, _destroy, "cuGraphDestroy", graph)
+        weakref.finalize(self, destroy, "cuGraphDestroy", graph)
         self.nodes = Nodes(graph, device)
         self._executable: Any = None
         #: Bytes of device memory that it has taken, as far as the driver had to ask for more.
@@ -193,7 +192,7 @@ class BuiltGraph:
         with torch.cuda.device(self.device), relaxed_capture():
             before = torch.cuda.mem_get_info(self.device)[0]
             executable = call("cuGraphInstantiate", self.nodes.graph, 0)
-            weakref.finalize(self, _destroy, "cuGraphExecDestroy", executable)
+            weakref.finalize(self, destroy, "cuGraphExecDestroy", executable)
             call("cuGraphUpload", executable, stream)
             self.nbytes = max(0, before - torch.cuda.mem_get_info(self.device)[0])
         self._executable = executable
@@ -201,9 +200,3 @@ class BuiltGraph:
     def launch(self, stream: int) -> None:
         """Launch it on a stream, behind its own launches so far; after a CudaError nothing was launched."""
         check("cuGraphLaunch", bindings().cuGraphLaunch(self._executable, stream))
-
-
-def _destroy(name: str, handle: Any) -> None:
-    # When the process exits the context may already be gone.  A graph in flight is destroyed when it has ended.
-    with contextlib.suppress(Exception):
-        getattr(bindings(), name)(handle)

@@ -251,19 +251,15 @@ def _unmap(each: _Dead) -> CudaError | None:
     return None
 
 
-def _nothing() -> int:
-    return 0
-
-
 @contextlib.contextmanager
-def device_page_limit(nbytes: int, beside: Callable[[], int] = _nothing) -> Iterator[None]:
+def device_page_limit(nbytes: int, beside: Callable[[], int] = int) -> Iterator[None]:
     """Refuse device pages of ``placement="mapped"`` beyond a limit, to test code that makes room for itself.
 
     It holds for the whole process.  Limits inside each other all hold.  Pages that are there already stay.
 
     Args:
         nbytes: bytes that all device pages of this process and what is beside them may hold.
-        beside: returns the bytes that others hold now; it is called before every page.
+        beside: returns the bytes that others hold now, by default 0; it is called before every page.
 
     Raises:
         ValueError: ``nbytes`` is negative.

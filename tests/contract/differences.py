@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+import torch
+
 from tests.specs import SPECS, Difference
 
 #: Classes that replace one of torch's.
@@ -20,8 +22,11 @@ _AS_REAL = tuple(name for name, spec in SPECS.items() if not spec.conjugated)
 #: Classes whose step decays weights by subtracting a part of them.
 _DECOUPLED = tuple(name for name, spec in SPECS.items() if spec.decoupled)
 #: Classes whose torch's step averages gradients by ``lerp_``, which refuses mixed dtypes; those that add decay to them.
-_LERP = tuple(name for name in _TORCHS if SPECS[name].entry.optimizer.fixed_dtypes)
+_LERP = tuple(name for name in _TORCHS if {*SPECS[name].entry.optimizer.fixed_dtypes} & {*SPECS[name].cases[0].names})
 _LERP_OF_SUMS = tuple(name for name in _LERP if name not in _DECOUPLED)
+
+#: Classes whose torch's class makes state at construction.
+_EARLY = tuple(name for name in _TORCHS if SPECS[name].reference([torch.nn.Parameter(torch.ones(1))]).state)
 
 #: Dtypes of a gradient and of its narrower parameter.
 _WIDER = (("float32", "bfloat16"), ("float32", "float16"), ("float64", "float32"))
@@ -56,7 +61,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "beyond", "of complex numbers", "conjugated*",
         "A conjugated gradient is accepted; torch raises RuntimeError, as it cannot view it as real.",
-        tuple(name for name in _AS_REAL if name in _DECOUPLED),  # others add decay to it, which makes a new one
+        tuple(name for name in _AS_REAL if SPECS[name].views_gradients),
     ),
     Difference(
         "beyond", "laid out otherwise", "strides of state",
@@ -111,6 +116,20 @@ DIFFERENCES: tuple[Difference, ...] = (
         "in the state_format asked for; torch's SGD keeps that of the first gradient.",
         ("PagedSGD",),
     ),
+    *(
+        Difference(
+            "differs", scenario, labels,
+            "State is made in the first step in which a parameter has a gradient, as by torch's other optimizers; "
+            "torch's Adagrad makes it at construction.",
+            _EARLY,
+        )
+        for scenario, labels in {
+            "parameters that are never trained": "trained", "a deep copy": "0 steps: the original waited",
+            "a whole optimizer in a file": "0 steps: the original waited", "state as a mapping": "before",
+            "zero grad": ("by default: after it", "to None: after it", "to zeros: after it"),
+            "a module cast before the first step": ("half", "bfloat16", "double"),
+        }.items()
+    ),
     # Hyperparameters.
     Difference(
         "refused", "differentiable",
@@ -153,7 +172,9 @@ DIFFERENCES: tuple[Difference, ...] = (
         )
         for name, optimizers in {
             "foreach": _TORCHS, "fused": _with("fused"),
-            "decoupled_weight_decay": ("PagedAdamW", *_with("decoupled_weight_decay")),
+            "decoupled_weight_decay": tuple(
+                name for name in _TORCHS if "decoupled_weight_decay" in SPECS[name].entry.optimizer.extra_defaults
+            ),
         }.items()
     ),
     Difference(
@@ -181,6 +202,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "beyond", "gradients off", "inference_mode, first=True*",
         "State that is made in torch.inference_mode is followed outside of it, too; torch's raises RuntimeError there.",
+        tuple(name for name in SPECS if name not in _EARLY),
     ),
     Difference(
         "refused", "devices that are not meant", "meta*",

@@ -54,7 +54,8 @@ def odd_values(world: World) -> Iterator[tuple[str, dict[str, Any]]]:
     }  # fmt: skip
     for name, values in odd.items():
         for value in values if name in {*world.known, "unknown"} else []:
-            yield f"{name}={shown(value)}", {name: value}
+            wide = name == "betas" and isinstance(value, tuple) and len(value) == 2
+            yield f"{name}={shown(value)}", {name: world.betas(*value) if wide else value}
     if "nesterov" in world.known:
         yield "nesterov, no dampening", {"nesterov": True, "dampening": 0}
         yield "nesterov, no momentum", {"nesterov": True, "dampening": 0, "momentum": 0}

@@ -23,13 +23,15 @@ FILES = (
 )  # fmt: skip
 for _file in FILES:
     importlib.import_module(f"test_contract_{_file}")
+_TORCHS = {entry.name for entry in OPTIMIZERS if entry.torch}
 _HEAD = """\
 # The contract: where these optimizers differ from torch's
 
 Made by `tests/contract/page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
 with ours, in each placement: {places}.
 It compares parameters, state, and values and types of errors. In {same} scenarios nothing differs; the lists say what
-does in the others, for all optimizers where none is named. `PagedLion` is compared with Lion in plain torch.
+does in the others, for all optimizers where none is named (*torch's*: all that torch has, too). `PagedLion` is compared
+with Lion in plain torch.
 
 *Beyond*: ours does what torch refuses, or preserves more. *Refused*: ours refuses what torch does. *Differs*: the
 numbers differ.
@@ -69,9 +71,17 @@ def _chapter(chapter: str, scenes: list[Scenario]) -> str:
                 where.setdefault((each.kind, _limited(each)), set()).add(name)
     lines = []
     for (kind, words), whose in where.items():
-        named = f" ({', '.join(sorted(whose))})" if len(whose) < len(names) else ""
+        named = f" ({_named(whose)})" if len(whose) < len(names) else ""
         lines.append(textwrap.fill(f"* *{kind.capitalize()}*{named}: {words}", 120, subsequent_indent="  "))
     return "\n".join([f"## {chapter.capitalize()}: {differing} of {len(scenes)}", "", *lines, ""])
+
+
+def _named(whose: set[str]) -> str:
+    """Some classes; those that are missing, if these are fewer."""
+    for every, said in ((_TORCHS, "torch's"), ({entry.name for entry in OPTIMIZERS}, "all")):
+        if whose <= every and len(rest := every - whose) < len(whose):
+            return f"{said}{' but ' * bool(rest)}{', '.join(sorted(rest))}"
+    return ", ".join(sorted(whose))
 
 
 def _found(scene: Scenario, optimizer: str) -> list[Difference]:

@@ -133,6 +133,10 @@ class World:
         """What torch's class takes by name."""
         return set(inspect.signature(reference(self.entry)).parameters)
 
+    def betas(self, *given: Any) -> tuple[Any, ...]:
+        """As many as the class takes: the last one again and again."""
+        return (*given, *given[-1:] * (len(ordinary(self.entry)["betas"]) - len(given)))
+
     def make(self, params: Any, **hyper: Any) -> Any:
         """An optimizer with :func:`ordinary` values where ``hyper`` says nothing; torch's is its loop, unless a flag is
         given (``foreach=False`` is what behaviour is compared with)."""

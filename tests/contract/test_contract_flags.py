@@ -41,9 +41,10 @@ def test_arguments_by_place(world: World) -> None:
     """Hyperparameters given by position."""
     p = world.param()
     takes = inspect.signature(world.kind).parameters.values()
-    chosen = ordinary(world.entry)
-    values = [chosen.get(a.name, a.default) for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
-    opt = world.kind([p], *values, **({"foreach": False} if world.options is None else world.options))
+    chosen = {**ordinary(world.entry), **({"foreach": False} if world.options is None else world.options)}
+    placed = [a for a in takes if a.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD][1:]
+    named = {name: value for name, value in chosen.items() if name not in [a.name for a in placed]}
+    opt = world.kind([p], *(chosen.get(a.name, a.default) for a in placed), **named)
     world.train(opt, [p], show="trained")
 
 

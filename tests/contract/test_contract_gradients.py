@@ -93,7 +93,7 @@ def _extremes(world: World, dtype: torch.dtype) -> torch.Tensor:
 
 def _decaying(world: World, p: Any, decay: float) -> Any:
     """An optimizer with one rate for all it has; its eps is no 0 in float16."""
-    hyper = {"betas": (decay, decay), "momentum": decay, "eps": 1e-3}
+    hyper = {"betas": world.betas(decay, decay), "momentum": decay, "eps": 1e-3}
     return world.make_default([p], **{name: value for name, value in hyper.items() if name in world.known})
 
 

@@ -23,7 +23,7 @@ def test_values_of_zero(world: World) -> None:
     with a gradient that is zero in places."""
     zeros: dict[str, Any] = dict.fromkeys(ordinary(world.entry), 0.0)
     if "betas" in zeros:
-        zeros["betas"] = (0.0, 0.0)
+        zeros["betas"] = world.betas(0.0, 0.0)
     for label, hyper in [*((name, {name: zero}) for name, zero in zeros.items()), ("all", zeros)]:
         p = world.param((13, 5))
         opt = world.make([p], **hyper)
@@ -34,7 +34,7 @@ def test_values_of_zero(world: World) -> None:
         world.show(label, opt, [p])
     for label, betas in (("only beta1", (0.0, 0.9)), ("only beta2", (0.9, 0.0))):
         if "betas" in zeros:
-            tried(world, label, betas=betas)
+            tried(world, label, betas=world.betas(*betas))
 
 
 @scenario(CHAPTER)
@@ -99,7 +99,7 @@ def test_tensors_in_groups(world: World) -> None:
     for i, p in enumerate(params):
         own: dict[str, Any] = {"lr": torch.tensor(0.01 * (i + 1), device=world.device if i % 2 else "cpu")}
         if "betas" in world.known:
-            own["betas"] = (torch.tensor(0.7 + 0.05 * i), torch.tensor(0.9 - 0.1 * i))
+            own["betas"] = world.betas(torch.tensor(0.7 + 0.05 * i), torch.tensor(0.9 - 0.1 * i))
         groups.append({"params": [p], **own})
     opt = world.make(groups)
     for step in range(4):
@@ -120,7 +120,7 @@ def test_betas_that_are_tensors(world: World) -> None:
         return
     for label, make in (("0-dim", torch.tensor), ("1-dim", lambda b, **kw: torch.tensor([b], **kw))):
         for device in {"cpu", world.device}:
-            betas = make(0.8, device=device), make(0.95, device=device)
+            betas = world.betas(make(0.8, device=device), make(0.95, device=device))
             params = world.params()
             with world.tries(f"{label} on {device}"):
                 opt = world.trained(params, 2, betas=betas)

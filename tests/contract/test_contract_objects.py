@@ -19,7 +19,7 @@ SHAPES = ((200, 101), (13, 18), ())
 
 def unflagged(world: World, params: Any, **hyper: Any) -> Any:
     """An optimizer for which nobody chooses one of torch's implementations."""
-    return world.make(params, **({} if world.ours or "fused" not in world.known else {"foreach": None}), **hyper)
+    return world.make(params, **({"foreach": None} if world.entry.torch and not world.ours else {}), **hyper)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_an_overlap_changes_no_bit(name: str, toys: dict[str, Row]) -> None:
 
 def test_all_learn_the_same(toys: dict[str, Row]) -> None:
     theirs = toys[RESIDENT]["losses"]
-    assert theirs == sorted(theirs, reverse=True)
+    assert theirs[-1] < theirs[0]
     assert toys["torch_hooks"]["losses"] == theirs
     for row in toys.values():
         if not row["ended"]:

@@ -33,8 +33,9 @@ def root_of(form: Format) -> int:
 
 def drawn_by(form: Format, draw: Draw = DRAW) -> Draw | None:
     """What the oracle draws as this format does."""
-    how: dict[How, Draw | None] = {"nearest": None, "by step": draw, "by data": draw._replace(step=None)}
-    return how[form.how]  # type: ignore[attr-defined]
+    (how,) = (how for forms in (FIRST, SECOND) for how, each in forms.items() if each is form)
+    drawn: dict[How, Draw | None] = {"nearest": None, "by step": draw, "by data": draw._replace(step=None)}
+    return drawn[how]
 
 
 def spread(numel: int, width: float) -> Array:

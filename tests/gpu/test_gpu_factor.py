@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from gpu_support import launching, no_synchronizing
 
 from experiments.works.trace import counted
-from pagedopt import PagedAdamW
+from pagedopt import PagedAdamW, ema
 
 pytestmark = launching()
 
@@ -70,6 +71,38 @@ def test_kernels_of_a_step_are_counted() -> None:
     assert kernels(max_grad_norm=1.0) == 3, "squares, their total, the step"
     assert kernels(scaled=True) == 2, "the prologue and the step: nothing for the scale"
     assert kernels(scaled=True, max_grad_norm=1.0) == 4
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_steps_are_left_out_and_averaged_without_waiting(place: str) -> None:
+    """As on a CPU, but for the device's powers; the average is torch's, to the bit."""
+    params = parameters()
+    twins = [torch.nn.Parameter(p.detach().cpu()) for p in params]
+    how: dict[str, Any] = {**NUMBERS, "fused": True, "max_grad_norm": 1.0, "skip_nonfinite": True, "after": ema(0.99)}
+    optimizer, other = PagedAdamW(params, **how, **PLACES[place]), PagedAdamW(twins, **how)
+    averages = [p.detach().clone() for p in params]
+    for step in range(8):
+        give(params, step)
+        give(twins, step)
+        if step in (2, 5):
+            params[1].grad[7] = twins[1].grad[7] = float("inf" if step == 2 else "nan")  # type: ignore[index]
+        torch.cuda.synchronize()
+        with no_synchronizing() if step > 2 else contextlib.nullcontext():
+            optimizer.step()
+        other.step()
+        if step == 0:
+            averages = [p.detach().clone() for p in params]
+        elif step not in (2, 5):
+            torch._foreach_lerp_(averages, [p.detach() for p in params], 1 - 0.99)
+    assert optimizer.skipped == other.skipped == 2
+    for p, q, average in zip(params, twins, averages, strict=True):
+        torch.testing.assert_close(p.cpu(), q, rtol=1e-5, atol=1e-6)
+        assert optimizer.state[p]["step"] == other.state[q]["step"] == 6
+        assert torch.equal(optimizer.state[p]["param_ema"], average)
+    before = [p.detach().clone() for p in params]
+    with optimizer.averaged():
+        assert all(torch.equal(p, average) for p, average in zip(params, averages, strict=True))
+    assert all(torch.equal(p, value) for p, value in zip(params, before, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

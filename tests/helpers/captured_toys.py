@@ -9,18 +9,10 @@ from typing import Any
 import torch
 
 from pagedopt import PagedAdamW
-from tests.outside.nadam import NAdam
 from tests.specs import ADAMW, SPECS, Case, Spec
 
 HYPER = ADAMW.hyper
 CAPTURABLE: dict[str, Any] = {**HYPER, **ADAMW.capturable}
-
-
-class CapturableNAdam(NAdam):
-    """With a number of each parameter's own, which the prologue changes."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__([{"params": params, "capturable": True}], **options)
 
 
 def _maker(spec: Spec, case: Case) -> Callable[..., Any]:
@@ -38,7 +30,6 @@ KINDS: dict[str, Callable[..., Any]] = {
     "int8": functools.partial(PagedAdamW, **CAPTURABLE, state_format="int8", rounding="stochastic", seed=5),
     "fused": functools.partial(PagedAdamW, **CAPTURABLE, fused=True),
     "clipped": functools.partial(PagedAdamW, **CAPTURABLE, max_grad_norm=0.5),
-    "nadam": functools.partial(CapturableNAdam, lr=0.02, momentum_decay=0.05),
 }
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {},

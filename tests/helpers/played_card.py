@@ -47,9 +47,9 @@ _TABLES: tuple[tuple[Any, str, Callable[[], Any]], ...] = (
 #: Finalizers of what the driver has lent.
 _GIVE_BACK: tuple[tuple[Any, str], ...] = (
     (driver, "_free"),
-    (driver, "_destroy_event"),
+    (driver, "destroy"),
     (virtual, "_free"),
-    (graphs, "_destroy"),
+    (graphs, "destroy"),
 )
 
 

@@ -10,7 +10,6 @@ import rules_under_test
 from hypothesis import strategies as st
 
 from pagedopt.rules import RULES, Rule, fma, rule, sign, sqrt
-from tests.outside.nadam import nadam
 
 
 def shape(low, high, most=math.inf):  # type: ignore[no-untyped-def]
@@ -94,9 +93,7 @@ _OTHERS = [r for r in vars(rules_under_test).values() if isinstance(r, Rule)]
 #: Rules whose numbers have the same bits on every device.
 EXACT = (divided, compared)
 #: Every rule with uniforms, by name.
-SUBJECTS: dict[str, Rule] = {
-    r.name: r for r in (*RULES.values(), *_OTHERS, nadam, *EXACT, smooth, named) if r.uniform_count
-}
+SUBJECTS: dict[str, Rule] = {r.name: r for r in (*RULES.values(), *_OTHERS, *EXACT, smooth, named) if r.uniform_count}
 
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 3.0, -7.0, 1e-300, 1e17, math.inf, -math.inf, math.nan)
 _SOME = st.one_of(st.floats(-9, 9), st.sampled_from(_SPECIAL))

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from pagedopt import Moment
 from pagedopt.rules import Rule
+from tests.specs import CASES
 
 Lists = list[list[torch.Tensor | None]]
 
@@ -18,24 +20,32 @@ DTYPES = (F32, F64, F16, BF16)
 SIZES = (0, 1, 3, 4097, 8, 130)
 
 BETAS = (0.8, 0.95)
+#: Of rules of lists.
+_OF_LISTS: dict[str, float] = {"alpha": -1.7, "scalar": 0.37, "weight": 0.3, "value": 0.6}
 #: A step moves a weight by about 0.3, a hundred half-steps of a bfloat16 near 1.
-_SCALARS: dict[str, float] = {
+_OF_STEPS: dict[str, float] = {
     "lr": 0.3, "beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-3, "weight_decay": 0.2, "momentum": 0.7,
-    "dampening": 0.4, "alpha": -1.7, "scalar": 0.37, "weight": 0.3, "value": 0.6,
+    "dampening": 0.4, "step": 3, "nesterov": True, "maximize": False,
 }  # fmt: skip
 
 
 def scalars_for(rule: Rule, step: int = 3, **changes: float) -> dict[str, float]:
-    """The rule's hyperparameters in ``step``, with ``changes``."""
-    known = {**_SCALARS, "step": step, "nesterov": True, "maximize": False}
-    return {**{name: float(known[name]) for name in rule.scalars}, **changes}
+    """The rule's hyperparameters in ``step``, with ``changes``; those of one optimizer alone are as in its entry."""
+    of_cases: dict[str, Any] = {}
+    for case in (case for case in CASES.values() if case.rule == rule.name.removesuffix("_out")):
+        of_cases |= case.options | {f"beta{i}": beta for i, beta in enumerate(case.options.get("betas", ()), 1)}
+    own = dict.fromkeys(rule.carried, 0.5)
+    known = {**_OF_LISTS, **of_cases, **_OF_STEPS, **own, "step": step}
+    return {**{name: float(known.get(name, rule.defaults.get(name))) for name in rule.scalars}, **changes}  # type: ignore[arg-type]
 
 
-def values_for(name: str, numel: int, generator: torch.Generator) -> torch.Tensor:
-    """float64 values fit for the input ``name``: second moments and roots are positive, divisors not near zero."""
+def values_for(name: str, moment: Moment | None, numel: int, generator: torch.Generator) -> torch.Tensor:
+    """float64 values fit for the input ``name``: roots and what is not signed are positive, divisors not near zero."""
     value = torch.randn(numel, dtype=F64, generator=generator)
-    if name in ("exp_avg_sq", "max_exp_avg_sq", "self_root"):
+    if name == "self_root" or (moment is not None and not moment.signed):
         return value.square() + 0.3
+    if name == "grad_avg":  # its square is less than that mean of squares
+        return value.sin() / 2
     if name in ("tensor2", "param", "weight"):
         return value.sign() * (value.abs() + 0.25)
     return value
@@ -55,8 +65,10 @@ def lists_for(
     gaps = [gap] * len(dtypes) if isinstance(gap, int) else gap
     for name, dtype, gap in zip(rule.inputs, dtypes, gaps, strict=True):
         name = "self_root" if rule.name.startswith("square_root") else name
-        lists.append([_view(values_for(name, size, generator).to(dtype), gap) for size in sizes])
-    if rule.name.startswith("lion"):
+        lists.append(
+            [_view(values_for(name, rule.moments.get(name), size, generator).to(dtype), gap) for size in sizes]
+        )
+    if "lion" in rule.name:
         for grad, exp_avg in zip(*lists[1:3], strict=True):
             _off_the_edge(grad, exp_avg)
     return lists

@@ -12,13 +12,13 @@ import torch
 from formats_under_test import TwoHalves, WhereItStands
 from host_build import build, functors, launch
 from often import MARKS
-from support import BF16, F32, F64, same_bits, scalars_for, threads
+from support import BF16, F16, F32, F64, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, rule
 from pagedopt.formats import Column, Format
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.int8 import FIRST, SECOND
-from pagedopt.kernels import nvrtc, source
+from pagedopt.kernels import cpu_text, nvrtc, source
 from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
@@ -107,6 +107,21 @@ def test_played_threads_leave_the_bits_of_numba(
         for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
             assert torch.equal(a, b), f"{key} {i}"
     assert any(not torch.equal(a, b) for a, b in zip(results[0][0], lists_of(rule, formats, gap)[0], strict=True))
+
+
+def test_kernels_share_what_numba_compiles_of_a_format() -> None:
+    """A store of 8 bits is most of what it compiles; nothing in it depends on the rule or on the parameter's dtype."""
+    drawn = FIRST["by step"]
+    shared = [
+        {
+            *re.findall(
+                r"from (pagedopt_\w+)", cpu_text.source(RULES[name], formats_of(RULES[name], (dtype,) * 2, drawn))
+            )
+        }
+        for name, dtype in (("adamw", F32), ("adamw", BF16), ("lion", F16), ("adamw", F64))
+    ]
+    assert shared[0] == shared[1] == shared[2] != set()
+    assert not shared[0] & shared[3], "in float64 a number is rounded once less"
 
 
 @pytest.mark.parametrize("arch", [pytest.param("sm_75", marks=pytest.mark.long), "sm_90"])

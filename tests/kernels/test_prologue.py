@@ -134,7 +134,7 @@ def test_the_text_is_readable() -> None:
     text = SUBJECTS["nadam"].prologue_source()
     assert "struct prologue_nadam {" in text
     assert "const S beta1 = in[1];" in text
-    assert "u[6] = (ahead / (S(1.0) - (mu_product_2 * ahead)));" in text
+    assert "u[7] = ((lr * ahead) / (S(1.0) - (mu_product_2 * ahead)));" in text
     assert RULES["adamw"].out_of_place.prologue == "prologue_adamw_out"
 
 

@@ -41,6 +41,7 @@ PARTS: dict[str, tuple[Any, ...]] = {
         PagedOptimizer.reset_master,
     ),
     "An average of the weights": (PagedOptimizer.averaged,),
+    "A second rule": (PagedOptimizer.apply,),
     "CUDA graphs": (PagedOptimizer.refresh, PagedOptimizer.check_capture),
 }  # fmt: skip
 

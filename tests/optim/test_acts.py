@@ -23,6 +23,7 @@ from pagedopt import PagedAdamW
 from tests.acts import (
     BEFORE,
     FLAGS,
+    GROUPS,
     NORMS,
     OUTSIDE,
     RESETS,
@@ -35,7 +36,7 @@ from tests.acts import (
     with_gaps,
     within,
 )
-from tests.loads import HOME, MOVES
+from tests.loads import HOME, LOADED, MOVES
 from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
@@ -66,6 +67,8 @@ OWN: dict[str, tuple[str, ...]] = {
     "amsgrad": ("max_", "amsgrad"),
     "lion": ("clones", "prune", "deepcopy", "load a copy"),
 }
+#: Acts that are for SGD what they are for AdamW, but for some of them.
+COMMON = {*GROUPS, *RESETS, *LOADED} - {"prune", "add_param_group", "exchange"}
 
 
 #: Parts of the names of acts that go through a state dict, and of those that these do not go with: a load refuses to
@@ -88,15 +91,15 @@ ODD = (
 
 
 def is_often(name: str, act: str) -> bool:
-    """Every act of AdamW and SGD is; of the others, what is their own."""
-    return name not in OWN or act.startswith(OWN[name])
+    """Every act of AdamW is, and of SGD what has to do with its state; of the others, what is their own."""
+    return act.startswith(OWN.get(name, "")) and not (name == "momentum" and act in COMMON)
 
 
 ACTS = [
     pytest.param(name, act, clip, id=f"{name}-{act}{'-clipped' * bool(clip)}", marks=MARKS[often])
     for name in BY_STATE
     for i, act in enumerate(acts_of(name))
-    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and (i % 5 == 0 or act in MOVES)))
+    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and i % 6 == 0))
     if not (clip and "float16" in act and "cast" in act)  # torch adds squares of 16 bits in 16 bits
 ]
 
@@ -144,8 +147,14 @@ def test_acts_follow_each_other(seed: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("groups", [groups_of, one_group])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    ("clip", "groups"),
+    [
+        pytest.param(clip, groups, marks=MARKS[(clip is None) == (groups is groups_of)])
+        for clip in (None, 0.5)
+        for groups in (groups_of, one_group)
+    ],
+)
 @pytest.mark.parametrize("what", BEFORE)
 def test_what_changes_in_front_of_each_step(what: str, groups: Any, clip: float | None, device: str) -> None:
     act, fewest = BEFORE[what]
@@ -183,8 +192,14 @@ MORE = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("case", [*CASES.values(), *MORE], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, id=f"{case}-{dtype}", marks=MARKS[dtype == F32 or case in BY_STATE.values()])
+        for case in (*CASES.values(), *MORE)
+        for dtype in (F32, F64)
+    ],
+)
 def test_forty_steps(case: Case, dtype: torch.dtype) -> None:
     assert not Worlds(case, *SIDES, dtypes=(dtype,)).step(40).over
 
@@ -193,8 +208,14 @@ MIXED = [torch.float32, torch.bfloat16, torch.float32, torch.float64, torch.floa
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("sides", [SIDES, INT8], ids=["plain", "int8"])
-@pytest.mark.parametrize("case", [*CASES.values(), NADAM], ids=str)
+@pytest.mark.parametrize(
+    ("case", "sides"),
+    [
+        pytest.param(case, sides, id=f"{case}-{name}", marks=MARKS[sides is SIDES or case in BY_STATE.values()])
+        for case in (*CASES.values(), NADAM)
+        for name, sides in (("plain", SIDES), ("int8", INT8))
+    ],
+)
 def test_parameters_of_several_dtypes(case: Case, sides: Any, device: str) -> None:
     ours = Worlds(case, *sides, dtypes=MIXED, device=device).step(9).ours[0]
     assert ours.quick >= 4 * QUICK
@@ -218,8 +239,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES.values(), ids=str)
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        pytest.param(case, kind, id=f"{case}-{kind}", marks=MARKS[case.name == "adamw" or i % 3 == j])
+        for i, case in enumerate(CASES.values())
+        for j, kind in enumerate(KINDS)
+    ],
+)
 def test_parameters_of_any_size_and_layout(case: Case, kind: str, device: str) -> None:
     """Each layout and each size with each dtype."""
 
@@ -232,7 +259,10 @@ def test_parameters_of_any_size_and_layout(case: Case, kind: str, device: str) -
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("name", "clip"), [("adamw", None), ("adamw", 0.5), ("lion", None)])  # of same numbers
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    [("adamw", None), ("adamw", 0.5), pytest.param("lion", None, marks=pytest.mark.long)],  # of same numbers
+)
 def test_many_steps_in_flight(name: str, clip: float | None, device: str) -> None:
     """More steps than there are buffers for tables, each with gradients elsewhere, and none is waited for."""
     many = lambda device: [torch.ones(2, 3, device=device)] * 200  # noqa: E731

@@ -339,7 +339,7 @@ def test_every_option_has_a_default_and_is_kept() -> None:
     given: dict[str, Any] = {
         "state_format": "bfloat16", "rounding": "nearest", "seed": 3, "placement": "file", "device_budget": "1MiB",
         "host_access": None, "blocks": 3, "transport": "struct", "max_grad_norm": 2.5, "preallocate": True,
-        "param_format": "bfloat16+8", "param_rounding": "nearest",
+        "param_format": None, "param_rounding": "stochastic", "skip_nonfinite": True, "after": pagedopt.ema(0.9),
     }  # fmt: skip
     assert given.keys() == DEFAULTS.keys()
     optimizer = pagedopt.PagedAdamW([torch.nn.Parameter(torch.ones(3))], **given)

@@ -110,7 +110,7 @@ class Uncounted(PagedNAdam):
     has_step = False
 
 
-NADAM = Case(name="nadam", ours=PagedNAdam, theirs=torch.optim.NAdam, rule="adamw", options=OPTIONS, other={})
+NADAM = Case(name="nadam of a user", ours=PagedNAdam, theirs=torch.optim.NAdam, rule="adamw", options=OPTIONS, other={})
 UNCOUNTED = dataclasses.replace(NADAM, ours=Uncounted)
 
 

@@ -29,11 +29,13 @@ def gradients(params: list[torch.nn.Parameter], number: int) -> None:
         params[-2].grad = None
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+SGD: dict[str, Any] = {"momentum": 0.9, "dampening": 0.5}
+
+
 @pytest.mark.parametrize(
-    ("ours", "theirs", "hyper"),
-    [(PagedAdamW, torch.optim.AdamW, {}), (PagedSGD, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5})],
-    ids=["adamw", "sgd"],
+    ("ours", "theirs", "hyper", "options"),
+    [*((PagedAdamW, torch.optim.AdamW, {}, way) for way in WAYS), (PagedSGD, torch.optim.SGD, SGD, PAGED)],
+    ids=str,
 )
 def test_it_is_a_step_behind_an_if(ours: Any, theirs: Any, hyper: dict[str, Any], options: dict[str, Any]) -> None:
     options = {"max_grad_norm": 1.0, "skip_nonfinite": True, **options}

@@ -152,6 +152,18 @@ def test_a_page_that_cannot_be_written_back_damages_state(monkeypatch: pytest.Mo
         toy.backward()
 
 
+def test_a_step_of_which_damage_is_known_is_not_ended() -> None:
+    """As a second interrupt leaves it, which comes before the launch can be caught."""
+    toy, before = Toy(1), Toy(1).opt.state_dict()
+    toy.backward()
+    toy.opt.damaged = "a step within a backward ended in the middle"
+    with pytest.raises(RuntimeError, match="is damaged"):
+        toy.opt.step()
+    toy.opt.load_state_dict(before)
+    toy.backward()
+    toy.opt.step()
+
+
 def test_new_state_of_a_first_step_that_failed_is_put_into_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds new values: a later step must not take it for state of zeros."""
     toy = Toy(0)

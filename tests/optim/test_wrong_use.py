@@ -214,7 +214,7 @@ HYPER: tuple[tuple[dict[str, Any], str], ...] = (
 BETAS = (0.9, ("0.9", 0.99), (0.9, None), "99", {0.9: 0.99, 0.999: 0}, {0.5})
 #: What a name of the package that is not there is answered with.
 NAMES = {
-    "PagedMuon": "\n", "PagedNadam": "\n", "PagedAdan": "; did you mean PagedAdam?\n", "nosuch": "\n",
+    "PagedNadam": "; did you mean PagedNAdam?\n", "PagedMuonn": "\n", "nosuch": "\n",
     "PagedAdamw": "; did you mean PagedAdamW?\n", "PagedLoin": "; did you mean PagedLion?\n",
     "foreach_ad": "; did you mean foreach_add?\n",
     "shadow": ": run examples/beside_torch.py",

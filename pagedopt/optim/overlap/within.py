@@ -199,13 +199,17 @@ class Within:
 
         Raises:
             RuntimeError: a parameter that was updated has a gradient again; nothing has been done.  A GradScaler has
-                scaled the gradients; state is damaged if they were used.
+                scaled the gradients; state is damaged if they were used.  State is damaged: pages are brought back.
             BaseException: something failed, and state is damaged, unless nothing had been updated.
         """
         optimizer: Any = self._optimizer()
         if (cycle := self._cycle) is None:
             self._hook_all(_params(optimizer))  # of which some may be new, or had no gradient to hook so far
             return False
+        if optimizer.damaged:  # a second interrupt came while a gradient was taken
+            self._cycle = None
+            cycle.abort()
+            check_whole(optimizer)
         for p in cycle.params.values():
             if p.grad is not None:
                 raise RuntimeError(
