@@ -292,7 +292,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ([(4096, 1.5)], {}, "must be integers"),
     (["weight"], {}, "a shape is 'weight'"),
     ([(3,), torch.ones(3)], {}, "both tensors and shapes"),
-    ("7B", {"rule": "adem"}, "rule is 'adem'; there are adam, "),
+    ("7B", {"rule": "adem"}, "rule is 'adem'; there are adadelta, adagrad, adam, "),
     ("7B", {"param_dtype": "float8"}, "param_dtype is 'float8'; there are float32"),
     ("7B", {"state_format": "int3"}, "state_format is 'int3'"),
     (
