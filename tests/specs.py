@@ -479,6 +479,7 @@ def _written(
             Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
             Bad({"betas": betas[:1]}, "give (two|three) numbers"),
             Bad({"weight_decay": -1.0}, "weight_decay=-1.0.*: none is negative"),
+            Bad({"weight_decay": None}, "weight_decay is None; give a number", TypeError),
             Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
         ),
         # State near zero may be what two large numbers leave; the parameter tells.

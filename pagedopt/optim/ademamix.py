@@ -22,7 +22,7 @@ class PagedAdEMAMix(PagedOptimizer):
         betas: decay rates of the first mean, of the squares, and of the slow mean: int8 is refused for that one.
         eps: added to the root of the second moment.
         alpha: weight of the slow mean.
-        alpha_warmup, beta3_warmup: steps in which they grow to their values; None: they have them at once.
+        alpha_warmup, beta3_warmup: steps in which they grow to their values; None or 0: they have them at once.
         weight_decay: decoupled weight decay.
         maximize: go up the gradient.
         capturable: read hyperparameters on the device, so that :meth:`step` may be captured into a CUDA graph.
@@ -60,4 +60,8 @@ class PagedAdEMAMix(PagedOptimizer):
             alpha=alpha,
             **{name: steps for name, steps in warmup.items() if steps is not None},
         )
+        if beta3_warmup and not min(hyper["betas"][0], hyper["betas"][2]) > 0:
+            raise ValueError(
+                f"betas={betas} with beta3_warmup={beta3_warmup}: the third grows from the first, both above 0"
+            )
         super().__init__(params, {**hyper, **warmup, "maximize": maximize, "capturable": capturable}, **options)

@@ -26,7 +26,7 @@ def master(optimizer: RuleOptimizer, p: torch.Tensor) -> torch.Tensor:
     """See :meth:`PagedOptimizer.master`."""
     check_whole(optimizer)
     _check_own(optimizer, [p])
-    return _master(optimizer, p, p.device)
+    return exact_of(optimizer, p, p.device)
 
 
 def master_state_dict(optimizer: RuleOptimizer, named: Named) -> dict[str, torch.Tensor]:
@@ -41,7 +41,7 @@ def master_state_dict(optimizer: RuleOptimizer, named: Named) -> dict[str, torch
                 f"{name} is no parameter of this optimizer, and shares memory with one, whose lost bits would be left "
                 "out: give model.named_parameters(), or model.state_dict(keep_vars=True)"
             )
-    return {name: _master(optimizer, p, HOST) for name, p in params.items()}
+    return {name: exact_of(optimizer, p, HOST) for name, p in params.items()}
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def load_master(optimizer: RuleOptimizer, values: Mapping[str, torch.Tensor], na
     _make_state(optimizer, [p for p, _ in given.values()])
     with Uninterrupted(gives_way=True), whole(optimizer, "load_master()") as block:
         for p, each in given.values():
-            _set(optimizer, p, local(each).detach(), block.begin)
+            put(optimizer, p, local(each).detach(), block.begin)
     optimizer.versions = None
 
 
@@ -71,7 +71,7 @@ def reset_master(optimizer: RuleOptimizer, p: torch.Tensor) -> None:
     """See :meth:`PagedOptimizer.reset_master`."""
     check_whole(optimizer)
     _check_own(optimizer, [p])
-    if (lost := _lost(optimizer, p)) is not None:
+    if (lost := lost_of(optimizer, p)) is not None:
         lost.zero_()
         optimizer.store.drop()
     if (before := optimizer.versions) is not None and (now := _versions_of(optimizer)) is not None:
@@ -81,7 +81,7 @@ def reset_master(optimizer: RuleOptimizer, p: torch.Tensor) -> None:
 
 def _make_state(optimizer: RuleOptimizer, params: Iterable[torch.Tensor]) -> None:
     """Make the state of parameters that lack what is kept beside them; an error leaves none of it."""
-    lacking = [p for p in params if _key(optimizer, p) and _lost(optimizer, p) is None]
+    lacking = [p for p in params if _key(optimizer, p) and lost_of(optimizer, p) is None]
     ids, before, made = {id(p) for p in lacking}, dict(optimizer.preallocated), optimizer.preallocated
     try:
         for index, group in enumerate(optimizer.param_groups):
@@ -123,26 +123,27 @@ def _key(optimizer: RuleOptimizer, p: torch.Tensor) -> str | None:
     return None if form is None or form.remainder is None else form.columns[1].key(PARAM)
 
 
-def _lost(optimizer: RuleOptimizer, p: torch.Tensor) -> torch.Tensor | None:
+def lost_of(optimizer: RuleOptimizer, p: torch.Tensor) -> torch.Tensor | None:
     """Return the column of what a parameter has lost; None: it has none so far."""
     key = _key(optimizer, p)
     found: torch.Tensor | None = None if key is None else (optimizer.state.get(p) or {}).get(key)
     return found
 
 
-def _master(optimizer: RuleOptimizer, p: torch.Tensor, device: torch.device) -> torch.Tensor:
-    form, lost = optimizer.form_of(p), _lost(optimizer, p)
+def exact_of(optimizer: RuleOptimizer, p: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return what :func:`master` does, on a device."""
+    form, lost = optimizer.form_of(p), lost_of(optimizer, p)
     if form is not None and lost is not None:
         return decode(form, [p.detach(), lost], p, device)
     return p.detach().to(device, p.dtype if p.dtype.itemsize >= 4 else torch.float32, copy=True)
 
 
-def _set(optimizer: RuleOptimizer, p: torch.Tensor, values: torch.Tensor, begin: Callable[[], object]) -> None:
+def put(optimizer: RuleOptimizer, p: torch.Tensor, values: torch.Tensor, begin: Callable[[], object]) -> None:
     """Write numbers into a parameter and what it loses, through the host: a device needs no room for them.
 
     ``begin`` is called before the first write.
     """
-    form, lost, own = optimizer.form_of(p), _lost(optimizer, p), local(p)
+    form, lost, own = optimizer.form_of(p), lost_of(optimizer, p), local(p)
     if form is None or lost is None:
         begin()
         own.copy_(values)
@@ -166,7 +167,7 @@ def look_for_writes(optimizer: RuleOptimizer) -> None:
     params = [p for _, _, p in occurrences(optimizer)]
     written = [i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a != b]
     optimizer.versions = None
-    if len(now) == len(before) and any(_lost(optimizer, params[i]) is not None for i in written):
+    if len(now) == len(before) and any(lost_of(optimizer, params[i]) is not None for i in written):
         optimizer.told_of_writes = True
         warn_once(
             "written parameters",

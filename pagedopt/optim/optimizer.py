@@ -207,8 +207,7 @@ class PagedOptimizer(RuleOptimizer):
             return
         if self._overlap is not None:
             self._overlap.tell_misuse(" The step that was asked for now was not taken.")
-        if self.damaged or self.shown:
-            check_whole(self)
+        self.check_may_step()
         if not vars(self).keys().isdisjoint(SCALING):
             note_scaling(self)
         if self._captures.take(self):
@@ -327,6 +326,7 @@ class PagedOptimizer(RuleOptimizer):
         Raises:
             ValueError: a parameter has no state of that name, or not as plain numbers.
             KeyError, TypeError: the group lacks a hyperparameter, or it is no number.
+            RuntimeError: state is damaged; this is within :meth:`averaged`.
         """
         second.apply(self, rule, group)
 

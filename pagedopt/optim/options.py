@@ -300,6 +300,8 @@ def checked(like: tuple[float, ...], **given: Any) -> dict[str, Any]:
     if len(betas) != len(like):
         raise ValueError(f"betas is {betas}; give {'two' if len(like) == 2 else 'three'} numbers, as betas={like}")
     numbers = {name: value for name, value in given.items() if name != "betas"}
+    if absent := [name for name, value in numbers.items() if value is None]:
+        raise TypeError(f"{absent[0]} is None; give a number, or leave it out")
     for name, value in {**numbers, **{f"betas[{i}]": beta for i, beta in enumerate(betas)}}.items():
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")

@@ -218,6 +218,10 @@ class RuleOptimizer(torch.optim.Optimizer):
                 found.append(str(error))
         return found
 
+    def check_may_step(self) -> None:
+        """Raise RuntimeError if no step may begin: state is damaged, or parameters are not those that train."""
+        check_whole(self)
+
     @property
     def max_grad_norm(self) -> float | None:
         """The norm to which a step clips the gradients of all its parameters together; None: it does not.

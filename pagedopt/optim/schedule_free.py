@@ -10,7 +10,6 @@ import torch
 from ..rules.schedule_free import schedule_free_adamw, to_average, to_gradients
 from .optimizer import PagedOptimizer
 from .options import Options, checked, documented
-from .plan import Step
 
 
 @documented
@@ -20,7 +19,7 @@ class PagedScheduleFreeAdamW(PagedOptimizer):
     Args:
         params: parameters or groups.
         lr: learning rate, which no schedule lowers.
-        betas: weight of the average where gradients are taken, and decay rate of the squares.
+        betas: weight of the average where gradients are taken, which is above 0, and decay rate of the squares.
         eps: added to the root of the squares' mean.
         weight_decay: decay of the point where gradients are taken.
         warmup_steps: steps in which the learning rate grows.
@@ -50,12 +49,15 @@ class PagedScheduleFreeAdamW(PagedOptimizer):
         **options: Unpack[Options],
     ) -> None:
         hyper = checked((0.9, 0.999), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
+        if not hyper["betas"][0] > 0:
+            raise ValueError(f"betas={betas}: the first is above 0, or eval() cannot find the average again")
         super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)
 
-    def _prepare(self) -> Step:
+    def check_may_step(self) -> None:
+        """Raise RuntimeError if no step may begin, as after :meth:`eval`."""
+        super().check_may_step()
         if any(group.get("averaged") for group in self.param_groups):
             raise RuntimeError("parameters are the average, for evaluation; call optimizer.train() before a step")
-        return super()._prepare()
 
     def eval(self) -> None:
         """Let parameters be the average of the weights, to evaluate the model or to save it."""

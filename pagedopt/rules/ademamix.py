@@ -20,8 +20,8 @@ def ademamix(
 ):  # fmt: skip
     """AdEMAMix update number ``step``, counted from 1."""
     grad = -grad if maximize else grad
-    slow = grown(min(step / beta3_warmup, 1), beta1, beta3) if beta3_warmup == beta3_warmup else beta3
-    weight = alpha * min(step / alpha_warmup, 1) if alpha_warmup == alpha_warmup else alpha
+    slow = grown(min(step / beta3_warmup, 1), beta1, beta3) if beta3_warmup > 0 else beta3
+    weight = alpha * min(step / alpha_warmup, 1) if alpha_warmup > 0 else alpha
     exp_avg, exp_avg_sq = moments(grad, exp_avg, exp_avg_sq, beta1, beta2)
     exp_avg_slow = fma(1 - slow, grad, slow * exp_avg_slow)
     change = exp_avg / (1 - beta1**step) + weight * exp_avg_slow

@@ -347,3 +347,18 @@ def test_every_option_has_a_default_and_is_kept() -> None:
     for each in (optimizer, again):
         options = each.__getstate__()["_options"]
         assert options == given
+
+
+def test_a_warmup_of_no_steps_is_none_and_one_from_zero_is_refused() -> None:
+    found = []
+    for warmup in (None, 0):
+        param = torch.nn.Parameter(torch.linspace(-1, 1, 9))
+        optimizer = pagedopt.PagedAdEMAMix([param], alpha_warmup=warmup, beta3_warmup=warmup)
+        for step in range(3):
+            param.grad = torch.sin(param.detach() * (step + 2))
+            optimizer.step()
+        found.append(param)
+    assert torch.equal(*found)
+    for betas in ((0.0, 0.9, 0.99), (0.9, 0.9, 0.0)):
+        with pytest.raises(ValueError, match=r"with beta3_warmup=5: the third grows from the first, both above 0"):
+            pagedopt.PagedAdEMAMix([param], betas=betas, beta3_warmup=5)

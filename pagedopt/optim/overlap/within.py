@@ -162,7 +162,7 @@ class Within:
 
     def _begin(self, optimizer: RuleOptimizer) -> Cycle:
         """Begin a step: the hyperparameters are those of now."""
-        check_whole(optimizer)
+        optimizer.check_may_step()
         step = self._prepare(optimizer)
         if self._plan is None or not self._plan.fits(step):
             self._plan = CyclePlan(step, self._coming)
