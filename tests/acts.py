@@ -132,7 +132,7 @@ OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload 
 
 def one(change: TensorAct, which: int, index: int = 1) -> Act:
     """Change state number ``which`` of a parameter (-1: the last, which is a second moment where there is one)."""
-    return lambda w: change(w.state[w.params[index]], w.moments(w.params[index])[which])
+    return lambda w: change(w.state[w.params[index]], w.case.names[which])
 
 
 def replace(change: Callable[[torch.Tensor], Any]) -> TensorAct:
