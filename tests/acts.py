@@ -507,6 +507,8 @@ def acts_of(name: str) -> dict[str, Act]:
         found |= {f"step: {label}": act for label, act in COUNTS.items()}
     for hyper in sorted(case.known & (FLAGS.keys() | SWITCHES.keys())):
         found |= {**FLAGS.get(hyper, {}), **SWITCHES.get(hyper, {})}
+    if case.ours.initial:  # torch's load rounds numbers beside state to the parameter's dtype; ours keeps them
+        found = {label: act for label, act in found.items() if "behind a cast" not in label}
     return found
 
 
