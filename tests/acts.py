@@ -132,7 +132,7 @@ OUTSIDE = ("clones", "the large entry of clones", "offload", "update", "offload 
 
 def one(change: TensorAct, which: int, index: int = 1) -> Act:
     """Change state number ``which`` of a parameter (-1: the last, which is a second moment where there is one)."""
-    return lambda w: change(w.state[w.params[index]], w.moments(w.params[index])[which])
+    return lambda w: change(w.state[w.params[index]], w.case.names[which])
 
 
 def replace(change: Callable[[torch.Tensor], Any]) -> TensorAct:
@@ -507,6 +507,8 @@ def acts_of(name: str) -> dict[str, Act]:
         found |= {f"step: {label}": act for label, act in COUNTS.items()}
     for hyper in sorted(case.known & (FLAGS.keys() | SWITCHES.keys())):
         found |= {**FLAGS.get(hyper, {}), **SWITCHES.get(hyper, {})}
+    if case.ours.initial:  # torch's load rounds numbers beside state to the parameter's dtype; ours keeps them
+        found = {label: act for label, act in found.items() if "behind a cast" not in label}
     return found
 
 

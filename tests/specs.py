@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import reference_adagrad
 import reference_lion
 import reference_rules
 import torch
@@ -358,6 +359,14 @@ NADAM = dataclasses.replace(
     bad=(*ADAMW.bad, Bad({"momentum_decay": -1.0}, "Invalid momentum_decay value: -1.0")),
     asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"decoupled_weight_decay": True}),
     decoupled=False,
+    differences=(
+        Difference(
+            "beyond", "betas that are tensors", "0-dim on cuda*",
+            "Betas that are tensors on a GPU are followed; torch's NAdam multiplies a product on the CPU by them, and "
+            "raises RuntimeError.",
+            ("PagedNAdam",), devices=("cuda",),
+        ),
+    ),
     often=False,
 )  # fmt: skip
 
@@ -399,7 +408,7 @@ ADAGRAD = Spec(
     entry=ENTRIES["PagedAdagrad"],
     cases=(
         Case(
-            name="adagrad", rule="adagrad", ours=PagedAdagrad, theirs=torch.optim.Adagrad, recorded=USUAL,
+            name="adagrad", rule="adagrad", ours=PagedAdagrad, theirs=reference_adagrad.Adagrad, recorded=USUAL,
             options={"lr": 0.03, "lr_decay": 0.1, "weight_decay": 0.2, "initial_accumulator_value": 0.3, "eps": 1e-2},
             other={"lr": 0.01, "lr_decay": 0.2, "weight_decay": 0.05, "eps": 3e-2},
         ),
@@ -425,6 +434,21 @@ ADAGRAD = Spec(
             "Sparse gradients are refused with RuntimeError by every Paged class, and nothing is updated; torch's "
             "Adagrad accepts them without weight decay.",
             ("PagedAdagrad",), error=RuntimeError,
+        ),
+        *(
+            Difference(
+                "beyond", scenario, labels,
+                "fused=True is accepted on a GPU, where every step is one launch; older versions of torch refuse it "
+                "in a step, with RuntimeError.",
+                ("PagedAdagrad",), devices=("cuda",), older=True,
+            )
+            for scenario, labels in {
+                "steps with flags": ("{'foreach': None, 'fused': True}*", "{'foreach': False, 'fused': True}*"),
+                "flags with tensors set between steps": (
+                    "{'foreach': None, 'fused': True}*", "{'foreach': False, 'fused': True}*",
+                ),
+                "complex parameters and fused": "{'fused': True}: no gradient",
+            }.items()
         ),
     ),
     ulp={"cpu": {"parameter": 5, "sum": 1}, "cuda": {"parameter": 5, "sum": 1}},

@@ -205,8 +205,8 @@ class World:
         return [p for group in self.groups for p in group["params"]]
 
     def moments(self, p: torch.Tensor) -> list[str]:
-        """Names of the tensors of state that are no count."""
-        return [name for name in self.state[p] if name != "step"]
+        """Names of the tensors of state that are no numbers."""
+        return [name for name in self.state[p] if name not in ("step", *self.case.ours.initial)]
 
     def newcomer(self, shape: tuple[int, ...] = (11, 3)) -> Parameter:
         """One parameter more, which is in no group yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import math
 import os
 import tempfile
@@ -40,6 +41,8 @@ RECIPES: dict[str, tuple[float, dict[str, Any]]] = {
     "adamw": (1.0, {"betas": (0.9, 0.95), "weight_decay": 0.1}),  # the betas of GPT-3
     "sgd": (30.0, {"momentum": 0.9}),
     "lion": (0.2, {"weight_decay": 0.5}),
+    "radam": (10.0, {}),  # its first steps divide by no root
+    "adadelta": (300.0, {}),  # whose own default is 1
 }
 
 
@@ -104,7 +107,8 @@ def line_up(
         (f"{entry.name}, {budget}", entry.optimizer, {**ours, "device_budget": budget}),
     ]
     if theirs := entry.torch:
-        lined_up.insert(0, (f"torch {theirs.__name__}", theirs, {**given, "fused": True}))
+        fused = {"fused": True} if "fused" in inspect.signature(theirs).parameters else {}
+        lined_up.insert(0, (f"torch {theirs.__name__}", theirs, {**given, **fused}))
     try:
         return [Contender(*each, size, device) for each in lined_up]
     except ValueError as error:  # it names the option

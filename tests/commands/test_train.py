@@ -23,6 +23,7 @@ from pagedopt.commands.contest import Contender, bits_equal, curves_agree, toler
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
 from pagedopt.commands.parser import UsageError
 from pagedopt.commands.train import GONE, NAMES
+from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.planning.sizes import SIZES, Size, shapes
 
 
@@ -49,16 +50,14 @@ def lined_up(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("entry", OPTIMIZERS, ids=NAMES)
 def test_three_contenders_take_the_same_steps(
-    name: str, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
+    entry: Entry, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
-    said = train_tiny.says("--optimizer", name, "--steps", 30, "--out", tmp_path)
+    said = train_tiny.says("--optimizer", entry.module, "--steps", 30, "--out", tmp_path)
     *theirs, ours, spilled = lined_up
-    assert [type(c.optimizer).__module__.partition(".")[0] for c in lined_up] == ["torch"] * len(theirs) + [
-        "pagedopt"
-    ] * 2
-    assert len(theirs) == (name != "lion")
+    classes = [*filter(None, [entry.torch]), entry.optimizer, entry.optimizer]
+    assert [type(c.optimizer) for c in lined_up] == classes
     assert ours.losses == spilled.losses
     assert ours.losses[0] == pytest.approx(math.log(256), abs=0.3)  # knows nothing
     assert ours.losses[-1] < ours.losses[0] - 1

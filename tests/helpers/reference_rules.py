@@ -49,6 +49,13 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
                 raise ValueError(f"{hyper}")
             super().__init__(bound.arguments["params"], hyper)
 
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            """Old checkpoints have numbers in place of tensors."""
+            super().__setstate__(state)
+            for entry in self.state.values():
+                old = {k: entry[k] for k in ("step", *begin) if k in entry and not isinstance(entry[k], Tensor)}
+                entry.update({k: torch.tensor(float(v)) for k, v in old.items()})
+
         @torch.no_grad()
         def step(self, closure: Callable[[], Any] | None = None) -> Any:
             """One update of every parameter that has a gradient."""
@@ -65,18 +72,21 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
             return loss
 
         def _update(self, p: Tensor, state: dict[str, Any], grad: Tensor, hyper: dict[str, Any]) -> None:
-            if not state and ours.has_step:
+            if not state and ours.has_step:  # torch makes all state of a parameter at once, and looks it up then
                 state.update({"step": torch.tensor(0.0), **{k: torch.tensor(v) for k, v in begin.items()}})
-            for name in names:
-                if name not in state and name in moments and moments[name].weights:
-                    state[name] = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+                for name in names:
+                    weights = name in moments and moments[name].weights
+                    dtype = torch.promote_types(p.dtype, torch.float32) if weights else p.dtype
+                    state[name] = torch.zeros_like(p, dtype=dtype)
+            if ours.has_step and not all(isinstance(state[name], Tensor) for name in ("step", *names)):
+                raise RuntimeError("state is no tensor")
             lists = {"x": p, **{name: mean_of(p, state, name) for name in names}}
             wide = torch.float32
             for t in lists.values():
                 wide = torch.promote_types(wide, t.dtype)
             if ours.has_step:
                 state["step"] += 1
-                hyper = {**hyper, "t": float(state["step"]), **{k: float(state[k]) for k in begin}}
+                hyper = {**hyper, "t": state["step"].item(), **{k: state[k].item() for k in begin}}
             both = [t.to(wide).resolve_conj() for t in (grad, *lists.values())]
             new = update(*(torch.view_as_real(t) if p.is_complex() else t for t in both), **hyper)
             for name, value in new.items():

@@ -22,12 +22,17 @@ from tests.specs import BY_STATE as CASES
 from tests.world import PYTHON, RESIDENT, SIDES, TORCH, World, Worlds, parameters, steps
 
 VALUES = [math.nan, math.inf, 2.5, -1, 2**32, 0, 1]
+#: No measure: a difference or mean that rounding takes across 0, where its root is NaN in torch, too.
+ACROSS_ZERO = (
+    ("rmsprop centered", "alpha", 0), ("rmsprop centered momentum", "alpha", 0), ("nadam", "beta2", 2.5),
+)  # fmt: skip
 #: AMSGrad has those of AdamW, and a maximum, which may be infinite or NaN.
 ODD = [
     pytest.param(case, name, value, marks=MARKS[case != "amsgrad" or not math.isfinite(value)])
     for case in CASES
     for name in CASES[case].numbers
     for value in VALUES
+    if (case, name, value) not in ACROSS_ZERO
 ]
 
 
