@@ -358,19 +358,6 @@ NADAM = dataclasses.replace(
     bad=(*ADAMW.bad, Bad({"momentum_decay": -1.0}, "Invalid momentum_decay value: -1.0")),
     asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"decoupled_weight_decay": True}),
     decoupled=False,
-    differences=tuple(
-        Difference(
-            "beyond", scenario, labels,
-            "A step uses the product of its momenta in double; torch rounds it to float32 before, which parameters of "
-            "float64 show, in the seventh digit.",
-            ("PagedNAdam",),
-        )
-        for scenario, labels in {
-            "of another dtype": "float32 of float64: parameter", "functional calls": ("functional_call", "grad"),
-            "a module cast before the first step": "double",
-            "extreme values": ("torch.float64, 0.4*", "torch.float64, 0.9*"),
-        }.items()
-    ),
     often=False,
 )  # fmt: skip
 
@@ -494,7 +481,8 @@ def _written(
             Bad({"weight_decay": -1.0}, "weight_decay=-1.0.*: none is negative"),
             Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
         ),
-        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 2)} for device in ("cpu", "cuda")},
+        # State near zero may be what two large numbers leave; the parameter tells.
+        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
         often=False,
         **about,
     )

@@ -29,9 +29,9 @@ _HEAD = """\
 
 Made by `tests/contract/page.py`; do not edit. `tests/contract` runs {scenes} scenarios with torch's class and
 with ours, in each placement: {places}.
-It compares parameters, state, and values and types of errors. In {same} scenarios nothing differs; the lists say what
-does in the others, for all optimizers where none is named (*torch's*: all that torch has, too). `PagedLion` is compared
-with Lion in plain torch.
+It compares parameters, state, and values and types of errors. In {same} scenarios nothing differs; the lists say, each
+once, what does in the others, for all optimizers where none is named (*torch's*: all that torch has, too). Those that
+torch lacks are compared with their papers in plain torch.
 
 *Beyond*: ours does what torch refuses, or preserves more. *Refused*: ours refuses what torch does. *Differs*: the
 numbers differ.
@@ -52,27 +52,27 @@ The numbers of a step, in each placement:
 def page() -> str:
     ordered = sorted(SCENARIOS, key=lambda scene: FILES.index(scene.play.__module__.removeprefix("test_contract_")))
     chapters = dict.fromkeys(scene.chapter for scene in ordered)
-    parts = [_chapter(chapter, [scene for scene in ordered if scene.chapter == chapter]) for chapter in chapters]
+    whose: dict[tuple[str, str], set[str]] = {}
+    for scene in ordered:
+        for entry in OPTIMIZERS:
+            for each in _found(scene, entry.name):
+                whose.setdefault((each.kind, _limited(each)), set()).add(entry.name)
+    parts = [_chapter(chapter, [scene for scene in ordered if scene.chapter == chapter], whose) for chapter in chapters]
     same = sum(not any(_found(scene, entry.name) for entry in OPTIMIZERS) for scene in SCENARIOS)
     places = ", ".join(f"{place.name} ({place.device})" for place in PLACES)
     return "\n".join([_HEAD.format(scenes=len(SCENARIOS), same=same, places=places), *parts])
 
 
-def _chapter(chapter: str, scenes: list[Scenario]) -> str:
-    """What differs, each once; of the rest, the number."""
-    names = [entry.name for entry in OPTIMIZERS]
-    where: dict[tuple[str, str], set[str]] = {}
-    differing = 0
+def _chapter(chapter: str, scenes: list[Scenario], left: dict[tuple[str, str], set[str]]) -> str:
+    """What differs and is ``left``, as no earlier chapter has said it; of the rest, the number."""
+    lines, differing = [], 0
     for scene in scenes:
-        found = {name: _found(scene, name) for name in names}
-        differing += any(found.values())
-        for name, there in found.items():
-            for each in there:
-                where.setdefault((each.kind, _limited(each)), set()).add(name)
-    lines = []
-    for (kind, words), whose in where.items():
-        named = f" ({_named(whose)})" if len(whose) < len(names) else ""
-        lines.append(textwrap.fill(f"* *{kind.capitalize()}*{named}: {words}", 120, subsequent_indent="  "))
+        found = [each for entry in OPTIMIZERS for each in _found(scene, entry.name)]
+        differing += bool(found)
+        for key in dict.fromkeys((each.kind, _limited(each)) for each in found):
+            if whose := left.pop(key, None):
+                named = f" ({_named(whose)})" if len(whose) < len(OPTIMIZERS) else ""
+                lines.append(textwrap.fill(f"* *{key[0].capitalize()}*{named}: {key[1]}", 120, subsequent_indent="  "))
     return "\n".join([f"## {chapter.capitalize()}: {differing} of {len(scenes)}", "", *lines, ""])
 
 

@@ -14,7 +14,6 @@ from children import python
 from often import MARKS
 from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
-from vast_tensor import doubled_at_the_end
 
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
@@ -152,13 +151,6 @@ def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
     Sweep(ADAMW, one).run(scalars_for(ADAMW))
     Sweep(ADAMW, other, geometry=shape).run(scalars_for(ADAMW))
     assert same_bits(one, other)
-
-
-@pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])
-def test_offsets_beyond_32_bits(numel: int) -> None:
-    """The last chunks of a tensor of 8.6 GB, of which a few pages exist."""
-    with doubled_at_the_end(numel) as sweep:
-        sweep.run({"scalar": 2.0})
 
 
 # ---- the language of rules ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,6 @@ from often import MARKS
 from rules_to_the_bit import CASES, assert_same_bits, dtypes_of, name_of, sets_in, special_lists
 from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_inputs, steps, swap
 from support import AFTER, BF16, F16, F32, F64, SIZES, Lists, assert_updated, clone, lists_for, same_bits, scalars_for
-from vast_tensor import doubled_at_the_end
 
 from pagedopt import Sweep
 from pagedopt.rules import RULES, Rule
@@ -140,14 +140,28 @@ def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> N
 
 
 @pytest.mark.parametrize("numel", [2**31 + 4104, 2**32 + 4104])
-@pytest.mark.parametrize("threads", SHAPES)
-def test_offsets_beyond_32_bits(threads: int, numel: int) -> None:
-    """The last chunks of a tensor of 8.6 GB, of which a few pages exist."""
-    rule = RULES["mul_scalar"]
-    (play,) = build((instance(rule, (BF16,), threads, "TableAt"),), functors([rule]))
-    with doubled_at_the_end(numel, SHAPES[threads]) as sweep:
-        sweep.table.host.set_scalars([[2.0]])
-        launch(play, sweep.table.host)
+@pytest.mark.parametrize("threads", [None, *SHAPES], ids=["Numba", *map(str, SHAPES)])
+def test_offsets_beyond_32_bits(threads: int | None, numel: int) -> None:
+    """The last chunks of a tensor of bfloat16, of which a few pages exist: they alone are updated."""
+    rule, reach = RULES["mul_scalar"], 5000
+    no_reserve = 0x4000  # of Linux; the module names it from Python 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    room = torch.frombuffer(mmap.mmap(-1, 2 * numel, flags=flags), dtype=BF16)
+    room[-reach:] = 3  # from an even multiple of 8 on, as chunks begin
+    sweep = Sweep(rule, [[room[:reach], room[:0]]], geometry=threads and SHAPES[threads])
+    table = sweep.table.host
+    assert table.rows["numel"].tolist() == [reach, 0]
+    table.rows["numel"][0] = numel
+    table.chunks["offset"] += numel - reach
+    table.rows_changed()
+    if threads is None:
+        sweep.run({"scalar": 2.0})
+    else:
+        (play,) = build((instance(rule, (BF16,), threads, "TableAt"),), functors([rule]))
+        table.set_scalars([[2.0]])
+        launch(play, table)
+    assert (room[-reach:] == 6).all()
+    assert (room[: 2 * reach] == 0).all()
 
 
 OTHERS = [RULES[n] for n in RULES if n != "adamw"] + [RULES[n].out_of_place for n in ("adamw", "lerp", "sgd_momentum")]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from often import long_but
 from overlapped import Ended, Loop, agree, linears, run
 from torch import Tensor, nn
 
@@ -70,21 +71,24 @@ def blocks(net: nn.Module) -> nn.Module:
     return net
 
 
+def wrapped(net: nn.Module) -> nn.Module:
+    assert isinstance(net, nn.Sequential)
+    for i in range(0, len(net), 2):
+        net[i] = compiled(net[i])
+    return net
+
+
 def function(net: nn.Module) -> Callable[[Tensor], Tensor]:
     return compiled(lambda x: net(x) * 1.0)  # type: ignore[no-any-return]
 
 
 CALLS: dict[str, Callable[[nn.Module], Any]] = {
-    "whole": compiled,
-    "fullgraph": lambda net: compiled(net, fullgraph=True),
-    "function": function,
-}
+    "fullgraph": lambda net: compiled(net, fullgraph=True), "whole": compiled, "function": function, "itself": in_place,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [pytest.param(0, marks=pytest.mark.long), 2])
-@pytest.mark.parametrize(
-    "name", ["fullgraph", *(pytest.param(n, marks=pytest.mark.long) for n in ("whole", "function"))]
-)
+@pytest.mark.parametrize("name", long_but(CALLS, lambda name: name == "fullgraph"))
 def test_compiled_behind_attach(name: str, after: int) -> None:
     """The tracer says so; from then on steps are plain."""
     ended = ends(CALLS[name], after)
@@ -92,32 +96,16 @@ def test_compiled_behind_attach(name: str, after: int) -> None:
     assert (ended.hidden > 0) == (after > 0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("after", [0, 2])
-def test_compile_of_a_module_behind_attach(after: int) -> None:
-    assert ends(in_place, after).plain[TRACED] >= 2
-
-
-@pytest.mark.long
-def test_compile_of_a_module_before_attach() -> None:
-    """It waits as a whole."""
-    queued = run(Loop(lambda width: [in_place(linears(width))]), True, 4, watch=False)
-    assert not agree(queued, run(Loop(), False, 4)).plain
-
-
 def test_blocks_compiled_one_by_one() -> None:
     assert not ends(blocks, 0, hidden=True).plain
 
 
 @pytest.mark.long
-def test_blocks_compiled_before_attach() -> None:
-    def make(width: int) -> list[nn.Module]:
-        net = linears(width)
-        for i in range(0, len(net), 2):
-            net[i] = compiled(net[i])
-        return [net]
-
-    assert not agree(run(Loop(make), True, 4, watch=False), run(Loop(make), False, 4)).plain
+@pytest.mark.parametrize("compiling", [in_place, wrapped])
+def test_compiled_before_attach(compiling: Callable[[nn.Module], nn.Module]) -> None:
+    """A module waits as a whole."""
+    queued = run(Loop(lambda width: [compiling(linears(width))]), True, 4, watch=False)
+    assert not agree(queued, run(Loop(), False, 4)).plain
 
 
 @pytest.mark.long
@@ -180,3 +168,6 @@ def test_script_is_refused() -> None:
         torch.jit.script(made.models[0])
     made.opts[0].detach()
     torch.jit.save(torch.jit.script(made.models[0]), io.BytesIO())
+
+
+# --- what an adversary found: programs as users write them, in which attached steps had other numbers or failed -------
