@@ -130,7 +130,7 @@ def test_the_example_beside_torch_says_how_far_they_are_apart(
     assert farther < ours < nearer
     assert 0 < theirs < 1e-6
     assert moved > 0.05
-    assert ("MiB on host" if torch.cuda.is_available() else "MiB on file") in said
+    assert ("(mapped, budget 0" if torch.cuda.is_available() else "(file, budget 0") in said
 
 
 def test_examples_are_short() -> None:

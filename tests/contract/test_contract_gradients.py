@@ -93,8 +93,9 @@ def _extremes(world: World, dtype: torch.dtype) -> torch.Tensor:
 
 def _decaying(world: World, p: Any, decay: float) -> Any:
     """An optimizer with one rate for all it has; its eps is no 0 in float16."""
-    hyper = {"betas": world.betas(decay, decay), "momentum": decay, "eps": 1e-3}
-    return world.make_default([p], **{name: value for name, value in hyper.items() if name in world.known})
+    hyper = {name: value for name, value in (("momentum", decay), ("eps", 1e-3)) if name in world.known}
+    hyper |= {"betas": world.betas(decay, decay)} if "betas" in world.known else {}
+    return world.make_default([p], **hyper)
 
 
 def _say_extremes(world: World, label: str, opt: Any, p: Any, ended: torch.Tensor | None = None) -> None:
