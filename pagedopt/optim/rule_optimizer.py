@@ -144,7 +144,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     def known_rules(self) -> tuple[Any, ...]:
         """Return all rules of the class; none if it chooses and leaves :attr:`rules` empty: then each step checks."""
         rules = self.rules or (() if self.chooses() else (getattr(self, "rule", None),))
-        return tuple(map(self._and_after, rules))  # type: ignore[arg-type]
+        return tuple(rules if self.after is None else map(self._and_after, rules))  # type: ignore[arg-type]
 
     def state_names(self, group: Group) -> tuple[str, ...]:
         """Return the names of the state tensors of a parameter in ``group``, in the order of the rule's inputs."""
@@ -220,7 +220,8 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     def check_may_step(self) -> None:
         """Raise RuntimeError if no step may begin: state is damaged, or parameters are not those that train."""
-        check_whole(self)
+        if self.damaged or self.shown is not None:
+            check_whole(self)
 
     @property
     def max_grad_norm(self) -> float | None:
