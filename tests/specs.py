@@ -74,6 +74,11 @@ class Case:
         return RULES[self.rule].inputs[2:]
 
     @property
+    def in_8_bits(self) -> bool:
+        """Whether codes of 8 bits can stand for all its state."""
+        return not any(moment.exact for moment in RULES[self.rule].moments.values())
+
+    @property
     def has_step(self) -> bool:
         return bool(self.ours.has_step)
 
