@@ -154,7 +154,7 @@ class Spec:
             named has torch's bits.  The largest ulp counts of a parameter and its update, as a small one may be what
             two large numbers leave.
         unmeasured: (device, torch's way, state) that is no measure over many steps.
-        often: whether `make test` runs what goes over all optimizers for it, too; else it runs a tenth of that.
+        often: whether `make test` runs what goes over all optimizers for it, too; else it runs one in 25 of that.
     """
 
     entry: Entry
