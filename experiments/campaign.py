@@ -24,7 +24,7 @@ QUOTED: Sequence[tuple[str, Sequence[str]]] = (
     ("seven_billion", ("--batches", "4", "--cases", ",".join((*readme.FINETUNES, readme.PUSHED_OUT)))),
     ("seven_billion", ("--batches", "1", "--cases", f"{RESIDENT},{BACKWARD}")),
     *((question, ()) for question in ("in_16_bits", "in_8_bits", "close_to_a_copy", "captured_step")),
-    *((question, ()) for question in ("link", "sweep", "rivals", "memory", "pareto")),
+    *((question, ()) for question in ("link", "sweep", "rivals", "memory")),
 )
 
 

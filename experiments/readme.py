@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from experiments.columns import ms
-from experiments.comparing import best, over
+from experiments.comparing import best
 from experiments.kept import KEPT, ROOT, fill, markdown
-from experiments.lab import Row, Rows, number, number_in
+from experiments.lab import Row, Rows, number
 from experiments.lecture.page import Results
 from experiments.overlap.seven_billion import WITHIN
 from experiments.paging.rivals import ALONE, BACK, FUSED, RIVAL, RIVAL_8BIT, SAME, WARM
-from experiments.paging.sweep import BOTH, SAYS, STEP, TIME
+from experiments.paging.sweep import BOTH, STEP, TIME
 from experiments.pictures import BLUE, GRAY, PAGE, Lines, onto, save
 from experiments.step.clip_and_scale import CAPTURED
 from experiments.step.close_to_a_copy import BOTH_WAYS, STOCHASTIC
 from experiments.works.finetunes import BACKWARD, RESIDENT
-from experiments.works.models import BITS_8, COMPILED, COPY, GRAPH, OURS
+from experiments.works.models import BITS_8, COPY, GRAPH, OURS
 from experiments.works.models import FUSED as FUSED_STEP
 from pagedopt import Estimate, estimate
 from pagedopt.commands.tables import new_figure
@@ -59,7 +59,7 @@ RIVAL_PACKAGES = ("bitsandbytes", "torchao", "torch-optimi")
 #: Bytes of a card of 24 GiB.
 CARD = 24 << 30
 CLOCKS = ("gpu", "wall")
-CASES = {"pagedopt": OURS, "torch fused": FUSED_STEP, "torch foreach, compiled": COMPILED, "a copy of its bytes": COPY}
+CASES = {"pagedopt": OURS, "torch fused": FUSED_STEP, "a copy of its bytes": COPY}
 
 
 def main() -> int:
@@ -172,12 +172,14 @@ def seven_billion(results: Results) -> str:
 def reached(results: Results) -> dict[str, float]:
     """Of the rates by which ``plan`` reckons, what part did steps reach?  On the card, away, and away in 8 bits."""
     near = asked(results, "in_16_bits.in_16_bits").number("share", case=OURS)
-    staged = asked(results, "paged_state.sweep").number("of_ceiling", kind=SAYS, way=STAGED)
+    (step,) = asked(results, "paged_state.sweep").where(kind=TIME, case=STEP, way=STAGED, share=0.0)
+    copies = asked(results, "paged_state.link").first(what=BOTH)  # the step's own were made at another time
     eight = asked(results, "in_8_bits.in_8_bits").where(place="away")
     rates = [eight.number("rate", case=case) for case in (IN_8_BITS["away"], BOTH_WAYS)]
     assert near is not None
-    assert staged is not None
-    return {"resident": near / 100, "away": staged / 100, "int8": (rates[0] or 0.0) / (rates[1] or 1.0)}
+    assert copies is not None
+    staged = 2 * step["host_bytes"] / copies["moved"] * best(copies)["median"] / step["gpu"]["median"]
+    return {"resident": near / 100, "away": staged, "int8": (rates[0] or 0.0) / (rates[1] or 1.0)}
 
 
 def alone(plan: Estimate) -> int:
@@ -262,8 +264,8 @@ def memory_and_time(results: Results) -> str:
     (again,) = asked(results, "in_8_bits.in_8_bits").where(device="cuda", place="resident", case=OURS)
     title = f"AdamW, {rivals[0]['numel'] / 1e6:,.0f} M float32 parameters"
     said = (
-        f"{gpu(results)}, and {gpu(results, 'in_8_bits')} for ours with 8-bit state "
-        f"([int8](int8.md#how-fast-is-a-step-with-it)), where our float32 step on the device takes "
+        f"{gpu(results)}. Ours with 8-bit state comes from another run ([int8](int8.md#how-fast-is-a-step-with-it)), "
+        f"in which our float32 step on the device takes "
         f"{number(ms('wall')(again))} ms by the wall and {number(ms('gpu')(again))} by the GPU.\nState on "
         f"the host is streamed through {ring / 2**20:.0f} MiB of buffers on the device.\n"
         "Rows were measured in separate processes; compare the GPU column. "
@@ -288,23 +290,17 @@ def resident(results: Results) -> str:
         lines.append((name, *map(both, found)))
     replays = asked(results, "captured_step.captured_step").where(tensors=1000)
     times = [[replays.number(clock, case=case) for clock in CLOCKS] for case in (CAPTURED, GRAPH)]
-    lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(both, times), "", ""))
-    layer = asked(results, "optimizer_ladder.pareto").where(key="llama")
-    ours, fused, compiled = (layer.where(case=case)[0] for case in (f"{OURS}, device", FUSED_STEP, COMPILED))
-    times = [[number_in(row, clock) for clock in CLOCKS] for row in (ours, fused, compiled, ours["copy"])]
-    lines.append((f"a layer of a Llama 70B, {layer[0]['numel'] / 1e6:,.0f} M, float32", *map(both, times)))
+    lines.append((f"{WORKS['1000']}, in a CUDA graph", *map(both, times), ""))
     table = markdown(("AdamW, all state on the device: GPU / wall, µs", *CASES), lines)
     eager = [number(replays.number("wall", case=case)) for case in (OURS, FUSED_STEP)]
-    by_gpu, by_wall = (over(compiled[clock], ours[clock]) for clock in CLOCKS)
     narrow = asked(results, "in_16_bits.in_16_bits").where(device="cuda")
     return (
         f"{table}\n\nIn bfloat16 torch fused keeps its state in bfloat16 and moves 14 bytes an element; ours and the "
         f"copy move 22. The faster step on the GPU is {shorter(rows.where(key='gpt2-bf16'))}; with bfloat16 "
         f"state in both it is {shorter(narrow)} ([in 16 bits](int8.md#everything-in-16-bits)).\n"
         "The CUDA graphs come from another run ([captured_step](captured_step.md)), in which "
-        f"an eager step takes {eager[0]} µs by the wall, torch's {eager[1]} µs.\nThe Llama layer comes from another "
-        "run, too ([optimizer_ladder](optimizer_ladder.md)); the compiled step was timed only there. It takes\n"
-        f"{by_wall:.2f} times as long as ours by the wall, and {by_gpu:.2f} times by the GPU."
+        f"an eager step takes {eager[0]} µs by the wall, torch's {eager[1]} µs. A compiled step is in "
+        "[optimizer_ladder](optimizer_ladder.md)."
     )
 
 
