@@ -283,7 +283,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any], gpus: int = 1) -> dic
         refuse(f"not measured on one machine with one set of versions: {said}")
     versions = {**old["machine"]["versions"], **new["machine"]["versions"]}
     parts = {**old["parts"], **new["parts"]}
-    return {**old, **new, "machine": {**new["machine"], "versions": versions}, "parts": parts}
+    return {**new, "machine": {**new["machine"], "versions": versions}, "parts": parts}
 
 
 def left_out(result: Mapping[str, Any], experiment: Experiment) -> list[str]:

@@ -19,8 +19,7 @@ from pictures import made_of
 from experiments import readme
 from experiments.__main__ import main as experiments
 from experiments.kept import NOTES
-from experiments.lab import Rows, number
-from experiments.ladder.pareto import EXACT
+from experiments.lab import Rows
 from experiments.lecture.page import Results
 from experiments.pictures import digest
 
@@ -113,14 +112,6 @@ def test_steps_of_two_processes_are_compared_by_the_gpu() -> None:
     ours, fused = by_name[readme.HERE[1.0]], by_name["torch fused"]
     times = f"{fused['gpu_ms'] / ours['gpu_ms']:.2f} times as long as ours.\n"
     assert f"By the GPU torch's fused step takes {times}" in readme.blocks(Results())["memory and time"]
-
-
-def test_the_fastest_rival_with_its_state_on_the_device_is_shown() -> None:
-    layer = readme.asked(Results(), "optimizer_ladder.pareto").where(key="llama")
-    exact = [row for row in layer if row["time"] and row["error"] < EXACT and row["state"] >= 8 * row["numel"]]
-    fastest = min(exact, key=lambda row: row["wall"]["median"])
-    (shown,) = [row for row in table("resident") if "Llama" in next(iter(row.values()))]
-    assert any(cell.endswith(f" / {number(fastest['wall']['median'])}") for cell in shown.values()), fastest["case"]
 
 
 def test_a_plan_stands_beside_what_steps_reach() -> None:
