@@ -25,6 +25,7 @@ VALUES = [math.nan, math.inf, 2.5, -1, 2**32, 0, 1]
 #: No measure: a difference or mean that rounding takes across 0, where its root is NaN in torch, too.
 ACROSS_ZERO = (
     ("rmsprop centered", "alpha", 0), ("rmsprop centered momentum", "alpha", 0), ("nadam", "beta2", 2.5),
+    ("schedule free adamw", "beta2", 2.5),
 )  # fmt: skip
 #: AMSGrad has those of AdamW, and a maximum, which may be infinite or NaN.
 ODD = [

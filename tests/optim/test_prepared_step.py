@@ -20,7 +20,7 @@ from pagedopt.kernels import cpu
 from pagedopt.optim import seen
 from pagedopt.optim.pages import Route
 from pagedopt.optim.scalars import ScalarState
-from pagedopt.system import compare_tensors
+from pagedopt.system import compare_tensors, look
 from pagedopt.system.interrupts import Uninterrupted
 from pagedopt.tables.layout import HostTable
 from pagedopt.tables.pointers import PointerTable
@@ -311,8 +311,10 @@ def changes_of_room(functions: list[CodeType]) -> int:
     return sum(a != b for a, b in itertools.pairwise(rooms))
 
 
-@pytest.mark.parametrize(("anew", "most"), [(False, 45), (True, 55)], ids=["kept", "anew"])
-def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int) -> None:
+@pytest.mark.parametrize(("anew", "most"), [(False, 56), (True, 61)], ids=["kept", "anew"])
+def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By Python's look; the compiled one takes some 20."""
+    monkeypatch.setenv(look.VARIABLE, "python")
     params = [torch.nn.Parameter(torch.ones(4))]
     opt = PagedAdamW(params)
     for step in range(6):
@@ -322,7 +324,7 @@ def test_a_warm_step_over_one_tensor_is_few_calls(anew: bool, most: int) -> None
         found = calls(opt.step)
     assert old is None or old.data_ptr() != params[0].grad.data_ptr()
     assert len(found) <= most
-    assert changes_of_room(found) <= 25
+    assert changes_of_room(found) <= 28
 
 
 def test_a_first_step_of_one_parameter_is_few_calls() -> None:
@@ -330,7 +332,7 @@ def test_a_first_step_of_one_parameter_is_few_calls() -> None:
         opt = PagedAdamW([param := ready(4)])
         found = calls(opt.step)
     assert param in opt.state
-    assert len(found) <= 390
+    assert len(found) <= 392
 
 
 @pytest.mark.usefixtures("folder")
@@ -340,7 +342,7 @@ def test_a_warm_step_over_a_file_is_few_calls() -> None:
         found = calls(opt.step)
     (arena,) = opt.store.arenas
     assert arena.layout.pages == 16
-    assert len(found) <= 158  # 16 of them go on in a generator, behind each launch
+    assert len(found) <= 160  # 16 of them go on in a generator, behind each launch
     opt.set_device_budget("50%")
     for _ in range(3):
         half = calls(opt.step)
