@@ -500,7 +500,15 @@ def _written(
         "ours": entry.optimizer, "theirs": reference_rules.written(entry.optimizer, update, **(begin or {})),
         "rule": entry.rules[0], "other": other,
     }  # fmt: skip
-    title, betas = entry.rules[0].replace("_", " "), options["betas"]
+    title, betas = entry.rules[0].replace("_", " "), options.get("betas")
+    decays = (
+        (Bad({"momentum": 1.0}, "momentum=1.0, .* momentum is below 1"),)
+        if betas is None
+        else (
+            Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
+            Bad({"betas": betas[:1]}, f"give {'two' if len(betas) == 2 else 'three'} numbers"),
+        )
+    )
     return Spec(
         entry=entry,
         cases=(
@@ -509,8 +517,7 @@ def _written(
         ),
         bad=(
             Bad({"lr": -1.0}, "lr=-1.0, .* none is negative"),
-            Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
-            Bad({"betas": betas[:1]}, "give (two|three) numbers"),
+            *decays,
             Bad({"weight_decay": -1.0}, "weight_decay=-1.0.*: none is negative"),
             Bad({"weight_decay": None}, "weight_decay is None; give a number", TypeError),
             Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
@@ -541,6 +548,10 @@ WRITTEN = (
     _written("PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}),
     _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
     _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+    _written(
+        "PagedSignum", reference_rules.signum, {"lr": 0.03, "momentum": 0.7, "weight_decay": 0.2},
+        {"lr": 0.01, "momentum": 0.8}, {"maximize": True}, decoupled=True,
+    ),
 )  # fmt: skip
 
 #: By the name of the class.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Unpack
-
-import torch
-
 from ..rules.adan import adan
 from .optimizer import PagedOptimizer
-from .options import Options, checked, documented
+from .options import documented
+from .own import constructor
 
 
 @documented
@@ -33,17 +29,4 @@ class PagedAdan(PagedOptimizer):
 
     rule = adan
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | torch.Tensor = 1e-3,
-        betas: Sequence[float | torch.Tensor] = (0.98, 0.92, 0.99),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        hyper = checked((0.98, 0.92, 0.99), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
-        super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)
+    __init__ = constructor(lr=1e-3, betas=(0.98, 0.92, 0.99), eps=1e-8, weight_decay=0.0)

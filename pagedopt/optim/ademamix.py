@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Unpack
-
-import torch
+from collections.abc import Mapping
+from typing import Any
 
 from ..rules.ademamix import ademamix
 from .optimizer import PagedOptimizer
-from .options import Options, checked, documented
+from .options import documented
+from .own import constructor
+
+
+def _check_warmup(hyper: Mapping[str, Any]) -> None:
+    if hyper["beta3_warmup"] and not min(hyper["betas"][0], hyper["betas"][2]) > 0:
+        raise ValueError(
+            f"betas={hyper['betas']} with beta3_warmup={hyper['beta3_warmup']}: the third grows from the first, both "
+            "above 0"
+        )
 
 
 @documented
@@ -35,33 +42,7 @@ class PagedAdEMAMix(PagedOptimizer):
 
     rule = ademamix
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | torch.Tensor = 1e-3,
-        betas: Sequence[float | torch.Tensor] = (0.9, 0.999, 0.9999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        alpha: float = 2.0,
-        alpha_warmup: int | None = None,
-        beta3_warmup: int | None = None,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        warmup = {"alpha_warmup": alpha_warmup, "beta3_warmup": beta3_warmup}
-        hyper = checked(
-            (0.9, 0.999, 0.9999),
-            lr=lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            alpha=alpha,
-            **{name: steps for name, steps in warmup.items() if steps is not None},
-        )
-        if beta3_warmup and not min(hyper["betas"][0], hyper["betas"][2]) > 0:
-            raise ValueError(
-                f"betas={betas} with beta3_warmup={beta3_warmup}: the third grows from the first, both above 0"
-            )
-        super().__init__(params, {**hyper, **warmup, "maximize": maximize, "capturable": capturable}, **options)
+    __init__ = constructor(
+        _check_warmup, lr=1e-3, betas=(0.9, 0.999, 0.9999), eps=1e-8, weight_decay=0.0, alpha=2.0, alpha_warmup=None,
+        beta3_warmup=None,
+    )  # fmt: skip

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Unpack
-
-import torch
-
 from ..rules.lion import lion
 from .optimizer import PagedOptimizer
-from .options import Options, checked, documented
+from .options import documented
+from .own import constructor
 
 
 @documented
@@ -34,16 +30,4 @@ class PagedLion(PagedOptimizer):
     rule = lion
     has_step = False
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | torch.Tensor = 1e-4,
-        betas: Sequence[float | torch.Tensor] = (0.9, 0.99),
-        weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        hyper = checked((0.9, 0.99), lr=lr, betas=betas, weight_decay=weight_decay)
-        super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)
+    __init__ = constructor(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0)

@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
-import torch
-
 from ..common.names import near
 from ..formats.choice import Rounding
 from ..formats.floating import StateFormat, check_format
@@ -22,7 +20,6 @@ from ..transports.choose import DEFAULT, TransportOption, check_transport
 from .average import Ema
 from .foreign_options import OPTIONS, hint
 from .rule_optimizer import Group, RuleOptimizer, checked_max_norm
-from .scalars import tuple_of_betas
 
 
 @dataclass(frozen=True)
@@ -283,32 +280,6 @@ def check_hyperparameters(**given: Any) -> None:
             raise TypeError("lr is None; give a number, or leave it out")
         if isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, a text; write the number, as {name}={value or 0}")
-
-
-def checked(like: tuple[float, ...], **given: Any) -> dict[str, Any]:
-    """Return the hyperparameters of a class that torch does not have.
-
-    Args:
-        like: the default of ``betas``.
-
-    Raises:
-        TypeError: one is a text or None.
-        ValueError: one is negative or has several elements; ``betas`` are too many or few, or not below 1.
-    """
-    betas = given["betas"] = tuple_of_betas(given["betas"])
-    check_hyperparameters(**given)
-    if len(betas) != len(like):
-        raise ValueError(f"betas is {betas}; give {'two' if len(like) == 2 else 'three'} numbers, as betas={like}")
-    numbers = {name: value for name, value in given.items() if name != "betas"}
-    if absent := [name for name, value in numbers.items() if value is None]:
-        raise TypeError(f"{absent[0]} is None; give a number, or leave it out")
-    for name, value in {**numbers, **{f"betas[{i}]": beta for i, beta in enumerate(betas)}}.items():
-        if isinstance(value, torch.Tensor) and value.numel() != 1:
-            raise ValueError(f"{name} is a tensor of {value.numel()} elements; a hyperparameter has one")
-    if not (all(value >= 0 for value in numbers.values()) and all(0 <= beta < 1 for beta in betas)):
-        said = ", ".join(f"{name}={value}" for name, value in given.items())
-        raise ValueError(f"{said}: none is negative, betas are below 1")
-    return given
 
 
 def complete(options: Options, kind: type, states: Collection[str] | None) -> Options:

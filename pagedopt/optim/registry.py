@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .rmsprop import PagedRMSprop as PagedRMSprop
     from .schedule_free import PagedScheduleFreeAdamW as PagedScheduleFreeAdamW
     from .sgd import PagedSGD as PagedSGD
+    from .signum import PagedSignum as PagedSignum
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ OPTIMIZERS = (
     Entry("PagedAdan", "adan", ("adan",)),
     Entry("PagedADOPT", "adopt", ("adopt",)),
     Entry("PagedLaProp", "laprop", ("laprop",)),
+    Entry("PagedSignum", "signum", ("signum",)),
 )
 RULE_NAMES = tuple(dict.fromkeys(name for entry in OPTIMIZERS for name in entry.rules))
 if TYPE_CHECKING:  # what `import *` in the package's __init__ exports
     __all__ = [
         "PagedADOPT", "PagedAdEMAMix", "PagedAdadelta", "PagedAdagrad", "PagedAdam", "PagedAdamW", "PagedAdamax",
         "PagedAdan", "PagedCautiousAdamW", "PagedCautiousLion", "PagedLaProp", "PagedLion", "PagedNAdam",
-        "PagedRAdam", "PagedRMSprop", "PagedSGD", "PagedScheduleFreeAdamW",
+        "PagedRAdam", "PagedRMSprop", "PagedSGD", "PagedScheduleFreeAdamW", "PagedSignum",
     ]  # fmt: skip

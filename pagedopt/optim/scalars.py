@@ -74,7 +74,7 @@ def number_of(name: str, value: Any) -> float:
     return float(value.item() if isinstance(value, torch.Tensor) else value)
 
 
-def tuple_of_betas(given: Any) -> Any:
+def tuple_of_betas(given: Any, like: tuple[float, ...] = (0.9, 0.999)) -> Any:
     """Return a sequence of numbers or tensors as a tuple, as torch's AdamW does; NumPy's numbers become Python's.
 
     How many there are is not looked at.  Raises TypeError for what is no sequence, and for an item that is no number.
@@ -87,7 +87,8 @@ def tuple_of_betas(given: Any) -> Any:
             if not isinstance(beta, torch.Tensor):
                 number_of("betas", beta)
     except (TypeError, ValueError):
-        raise TypeError(f"betas is {given!r}; give two numbers, as betas=(0.9, 0.999)") from None
+        many = "two" if len(like) == 2 else "three"
+        raise TypeError(f"betas is {given!r}; give {many} numbers, as betas={like}") from None
     return betas
 
 

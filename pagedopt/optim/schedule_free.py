@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Unpack
-
-import torch
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from ..rules.schedule_free import schedule_free_adamw, to_average, to_gradients
 from .optimizer import PagedOptimizer
-from .options import Options, checked, documented
+from .options import documented
+from .own import constructor
+
+
+def _check_first_beta(hyper: Mapping[str, Any]) -> None:
+    if not hyper["betas"][0] > 0:
+        raise ValueError(f"betas={hyper['betas']}: the first is above 0, or eval() cannot find the average again")
 
 
 @documented
@@ -35,23 +39,7 @@ class PagedScheduleFreeAdamW(PagedOptimizer):
     rule = schedule_free_adamw
     initial: ClassVar = {"weight_sum": 0.0}
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float | torch.Tensor = 2.5e-3,
-        betas: Sequence[float | torch.Tensor] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        warmup_steps: int = 0,
-        *,
-        maximize: bool = False,
-        capturable: bool = False,
-        **options: Unpack[Options],
-    ) -> None:
-        hyper = checked((0.9, 0.999), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, warmup_steps=warmup_steps)
-        if not hyper["betas"][0] > 0:
-            raise ValueError(f"betas={betas}: the first is above 0, or eval() cannot find the average again")
-        super().__init__(params, {**hyper, "maximize": maximize, "capturable": capturable}, **options)
+    __init__ = constructor(_check_first_beta, lr=2.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, warmup_steps=0)
 
     def check_may_step(self) -> None:
         """Raise RuntimeError if no step may begin, as after :meth:`eval`."""

@@ -38,14 +38,17 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
             bound = inspect.Signature([*taken.values()]).bind(self, *args, **given)
             bound.apply_defaults()
             hyper = {name: bound.arguments[name] for name in hyper_names}
-            betas = hyper["betas"] = tuple(hyper["betas"])
-            if len(betas) != len(taken["betas"].default):
-                raise ValueError(f"betas {betas}")
+            betas = ()
+            if "betas" in taken:
+                betas = hyper["betas"] = tuple(hyper["betas"])
+                if len(betas) != len(taken["betas"].default):
+                    raise ValueError(f"betas {betas}")
             values = [hyper[name] for name in numbers if not hyper[name] is taken[name].default is None]
             for value in (*values, *betas):
                 if isinstance(value, Tensor) and value.numel() != 1:
                     raise ValueError(f"a tensor of {value.numel()} elements")
-            if not (all(value >= 0 for value in values) and all(0 <= beta < 1 for beta in betas)):
+            decays = [*betas, *(hyper[name] for name in numbers if name == "momentum")]
+            if not (all(value >= 0 for value in values) and all(0 <= decay < 1 for decay in decays)):
                 raise ValueError(f"{hyper}")
             super().__init__(bound.arguments["params"], hyper)
 
@@ -65,7 +68,8 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
                     loss = closure()
             for group in self.param_groups:
                 hyper: dict[str, Any] = {name: number_of(name, group[name]) for name in numbers}
-                hyper["betas"] = [*map(number, group["betas"])]
+                if "betas" in taken:
+                    hyper["betas"] = [*map(number, group["betas"])]
                 for p in group["params"]:
                     if p.grad is not None:
                         self._update(p, self.state[p], -p.grad if group["maximize"] else p.grad, hyper)
@@ -129,6 +133,12 @@ def cautious_lion(g, x, m, *, lr, betas, weight_decay):  # type: ignore[no-untyp
     update = (b1 * m + (1 - b1) * g).sign()
     x = x * (1 - lr * weight_decay) - torch.where(update * g > 0, lr * update, 0)
     return {"x": x, "exp_avg": b2 * m + (1 - b2) * g}
+
+
+def signum(g, x, m, *, lr, momentum, weight_decay):  # type: ignore[no-untyped-def]
+    """Algorithm 1, as a sum whose weights add up to one."""
+    m = momentum * m + (1 - momentum) * g
+    return {"x": x * (1 - lr * weight_decay) - lr * m.sign(), "momentum_buffer": m}
 
 
 def adan(g, x, m, v, n, last, *, t, lr, betas, eps, weight_decay):  # type: ignore[no-untyped-def]

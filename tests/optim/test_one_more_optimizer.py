@@ -1,6 +1,6 @@
 """An optimizer is its files, a line in the registry and an entry in ``specs.py``: then every suite runs it.
 
-A Signum is added to a copy of the package and of its tests; of each suite a test of it runs there.
+An AdaBelief is added to a copy of the package and of its tests; of each suite a test of it runs there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from children import python
 from paths import ROOT
 
-SIGNUM = Path(__file__).with_name("signum")
+ADABELIEF = Path(__file__).with_name("adabelief")
 #: What goes over the entries on a CPU.
 SUITES = (
     *(str(file.relative_to(ROOT)) for file in (ROOT / "tests/contract").glob("test_*.py")),
@@ -22,7 +22,7 @@ SUITES = (
     "tests/optim/test_members.py", "tests/optim/test_class_checks.py", "tests/optim/test_shards.py",
     "tests/optim/test_acts.py", "tests/placements/test_shares.py", "tests/rules/test_rules.py",
 )  # fmt: skip
-#: A plugin: records the new trajectory, and leaves one test of Signum in each file; says how many there were.
+#: A plugin: records the new trajectory, and leaves one test of it in each file; says how many there were.
 PLUGIN = """
 import collections, json, pathlib
 import captured_toys, golden
@@ -33,13 +33,13 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     counts, chosen = collections.Counter(), {}
     for item in items:
-        if "signum" in item.name.lower():
+        if "adabelief" in item.name.lower():
             file = str(item.path.relative_to(pathlib.Path.cwd()))
             counts[file] += 1
             if not item.get_closest_marker("long") and not item.get_closest_marker("gpu"):
                 chosen.setdefault(file, item)
     items[:] = chosen.values()
-    pathlib.Path("counts.json").write_text(json.dumps({**counts, "captured": "signum" in captured_toys.KINDS}))
+    pathlib.Path("counts.json").write_text(json.dumps({**counts, "captured": "adabelief" in captured_toys.KINDS}))
 """
 
 
@@ -50,14 +50,18 @@ def insert(file: Path, before: str, text: str) -> None:
     file.write_text(old.replace(before, text + before))
 
 
-def add_signum(tree: Path) -> None:
+def add_adabelief(tree: Path) -> None:
     """What CONTRIBUTING.md asks of who adds an optimizer."""
-    shutil.copy(SIGNUM / "rule.py", tree / "pagedopt" / "rules" / "signum.py")
-    shutil.copy(SIGNUM / "optimizer.py", tree / "pagedopt" / "optim" / "signum.py")
-    insert(tree / "pagedopt/optim/registry.py", ")\nRULE_NAMES", '    Entry("PagedSignum", "signum", ("signum",)),\n')
-    entry = (SIGNUM / "entry.py").read_text().partition("\n\n\n")[2]
+    shutil.copy(ADABELIEF / "rule.py", tree / "pagedopt" / "rules" / "adabelief.py")
+    shutil.copy(ADABELIEF / "optimizer.py", tree / "pagedopt" / "optim" / "adabelief.py")
+    insert(
+        tree / "pagedopt/optim/registry.py",
+        ")\nRULE_NAMES",
+        '    Entry("PagedAdaBelief", "adabelief", ("adabelief",)),\n',
+    )
+    entry = (ADABELIEF / "entry.py").read_text().partition("\n\n\n")[2]
     insert(tree / "tests/specs.py", "#: By the name of the class.", f"{entry}\n")
-    insert(tree / "tests/specs.py", ")}\nCASES", ", SIGNUM")
+    insert(tree / "tests/specs.py", ")}\nCASES", ", ADABELIEF")
 
 
 @pytest.mark.timeout(240)
@@ -66,7 +70,7 @@ def test_every_suite_runs_an_optimizer_that_is_added(tmp_path: Path) -> None:
     for name in ("pagedopt", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=away)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    add_signum(tmp_path)
+    add_adabelief(tmp_path)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     path = os.pathsep.join([str(tmp_path), str(tmp_path / "tests/helpers")])
     options = ("-q", "-p", "plugin", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "0")
