@@ -185,7 +185,9 @@ class Spec:
     @property
     def capturable(self) -> Hyper:
         """What lets a CUDA graph capture its steps."""
-        return {"capturable": True} if "capturable" in inspect.signature(self.entry.optimizer).parameters else {}
+        kind, takes = self.entry.optimizer, inspect.signature(self.entry.optimizer).parameters
+        flag = "capturable" if "capturable" in takes else "fused"  # Adagrad's step lies on a GPU with fused alone
+        return {flag: True} if flag == "capturable" or kind.has_step else {}
 
 
 ENTRIES = {entry.name: entry for entry in OPTIMIZERS}
@@ -492,7 +494,14 @@ OF_TORCH = (RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)
 
 
 def _written(
-    name: str, update: Any, options: Hyper, other: Hyper, *more: Hyper, begin: Hyper | None = None, **about: Any
+    name: str,
+    update: Any,
+    options: Hyper,
+    other: Hyper,
+    *more: Hyper,
+    begin: Hyper | None = None,
+    often: bool = False,
+    **about: Any,
 ) -> Spec:
     """A class that torch does not have; its reference is ``update``, the lines of the paper."""
     entry = ENTRIES[name]
@@ -524,7 +533,7 @@ def _written(
         ),
         # State near zero may be what two large numbers leave; the parameter tells.
         ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
-        often=False,
+        often=often,
         **about,
     )
 

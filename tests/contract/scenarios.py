@@ -42,7 +42,7 @@ def capturing(kind: Any) -> Any:
 
     class Captured(kind):  # type: ignore[misc]
         def __init__(self, params: Any, **hyper: Any) -> None:
-            flag = {"capturable": True} if "capturable" in kind.__init__.__annotations__ else {}
+            flag = {"capturable": True} if "capturable" in inspect.signature(kind).parameters else {}
             super().__init__(params, **hyper, **flag, preallocate=True)
             self.side = torch.cuda.Stream()
 
@@ -51,8 +51,10 @@ def capturing(kind: Any) -> Any:
             self.side.wait_stream(here)
             with torch.cuda.stream(self.side):
                 graph.capture_begin()  # torch.cuda.graph collects all garbage each time
-                super().step()
-                graph.capture_end()
+                try:
+                    super().step()
+                finally:  # else nothing else in this process could be captured, or wait
+                    graph.capture_end()
                 graph.replay()
             here.wait_stream(self.side)
 

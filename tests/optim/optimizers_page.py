@@ -50,7 +50,7 @@ def shares() -> dict[str, str]:
     rows = json.loads(MEASURED.read_text())["parts"]["every_optimizer"]["rows"]
     times = {(row["key"], row["case"] == row["key"]): row["gpu"]["median"] for row in rows}
     states, found = {row["key"]: row["states"] for row in rows}, dict[str, str]()
-    for entry in OPTIMIZERS:
+    for entry in (each for each in OPTIMIZERS if each.name in states):
         rule = next(name for name in entry.rules if len(RULES[name].inputs) - 2 == states[entry.name])
         found[rule] = f"{100 * times[entry.name, False] / times[entry.name, True]:.0f} %"
     return found

@@ -18,7 +18,7 @@ import torch
 from formats_under_test import WhereItStands
 
 import pagedopt
-from pagedopt import PagedAdamW, PagedLion, PagedSGD, run_with_room
+from pagedopt import PagedAdamW, PagedAdan, PagedLion, PagedSGD, run_with_room
 from pagedopt.paging.budget import Budget
 from pagedopt.system import warn
 from pagedopt.transports import MemcpyTransport
@@ -237,9 +237,14 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     *(
         (
             partial(kind, parameters(), betas=betas),
-            TypeError, f"betas is {betas!r}; give two numbers, as betas=(0.9, 0.999)",
+            TypeError, f"betas is {betas!r}; give {like}",
         )
-        for kind in (PagedAdamW, PagedLion) for betas in BETAS
+        for kind, like in (
+            (PagedAdamW, "two numbers, as betas=(0.9, 0.999)"),
+            (PagedLion, "two numbers, as betas=(0.9, 0.99)"),
+            (PagedAdan, "three numbers, as betas=(0.98, 0.92, 0.99)"),
+        )
+        for betas in BETAS
     ),
     *(
         (

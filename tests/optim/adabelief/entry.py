@@ -12,4 +12,4 @@ def _adabelief(g, x, m, s, *, t, lr, betas, eps, weight_decay):  # type: ignore[
     return {"x": x * (1 - lr * weight_decay) - change, "exp_avg": m, "exp_avg_var": s}
 
 
-ADABELIEF = _written("PagedAdaBelief", _adabelief, _ADAMW, _OTHER, {"maximize": True}, decoupled=True)
+ADABELIEF = _written("PagedAdaBelief", _adabelief, _ADAMW, _OTHER, {"maximize": True}, decoupled=True, often=True)
