@@ -13,7 +13,7 @@ from reference_lion import mean_of, number
 Tensor = torch.Tensor
 
 
-def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float) -> Any:
+def written(ours: Any, update: Callable[..., dict[str, Tensor]], least_beta: float = 0.0, **begin: float) -> Any:
     """A torch optimizer with the arguments of ``ours``, which computes in float32 or wider, and of complex numbers both
     parts.
 
@@ -21,6 +21,7 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
         ours: the class that it stands for.
         update: the paper's lines: of the parameter ``x``, its gradient ``g``, state and hyperparameters by name, and of
             the step ``t`` new values of ``x`` and state.
+        least_beta: if it is above 0, the first of ``betas`` may not be 0.
         begin: numbers of a parameter's own, and their first values.
     """
     asked = inspect.signature(ours.__init__)
@@ -48,7 +49,8 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
                 if isinstance(value, Tensor) and value.numel() != 1:
                     raise ValueError(f"a tensor of {value.numel()} elements")
             decays = [*betas, *(hyper[name] for name in numbers if name == "momentum")]
-            if not (all(value >= 0 for value in values) and all(0 <= decay < 1 for decay in decays)):
+            first = not least_beta or bool(betas[0] > 0)
+            if not (first and all(value >= 0 for value in values) and all(0 <= decay < 1 for decay in decays)):
                 raise ValueError(f"{hyper}")
             super().__init__(bound.arguments["params"], hyper)
 
