@@ -535,6 +535,7 @@ def _written(
     begin: Hyper | None = None,
     often: bool = False,
     least_beta: float = 0.0,
+    far: int = 5,
     **about: Any,
 ) -> Spec:
     """A class that torch does not have; its reference is ``update``, the lines of the paper."""
@@ -564,7 +565,7 @@ def _written(
             Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
         ),
         # State near zero may be what two large numbers leave; the parameter tells.
-        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
+        ulp={device: {"parameter": far, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
         often=often,
         least_beta=least_beta,
         **about,
@@ -588,7 +589,10 @@ WRITTEN = (
     _written(
         "PagedCautiousLion", reference_rules.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
     ),
-    _written("PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}),
+    # The two terms of an update may cancel.
+    _written(
+        "PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}, far=32
+    ),
     _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
     _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
     _written(

@@ -147,7 +147,7 @@ def adan(g, x, m, v, n, last, *, t, lr, betas, eps, weight_decay):  # type: igno
     """Algorithm 1, whose decay rates are one less these."""
     b1, b2, b3 = betas
     diff = g - last if t > 1 else 0 * g
-    m, v, n = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * diff, b3 * n + (1 - b3) * (g + b2 * diff) ** 2
+    m, v, n = m.lerp(g, 1 - b1), v.lerp(diff, 1 - b2), b3 * n + (1 - b3) * (g + b2 * diff) ** 2
     change = lr * (m / (1 - b1**t) + b2 / (1 - b2**t) * v) / ((n / (1 - b3**t)).sqrt() + eps)
     return {"x": (x - change) / (1 + lr * weight_decay), "exp_avg": m, "exp_avg_diff": v, "exp_avg_sq": n, "before": g}
 
