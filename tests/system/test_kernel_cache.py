@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-import nvrtc_support
 import pytest
 from cache_support import in_child
 from command_line import assert_has
 
 from pagedopt.kernels import nvrtc
+from pagedopt.system import warn
 from pagedopt.system.compile_text import load
 
 NOBODY = 65534
@@ -44,6 +45,12 @@ def use(text: str = HALVE) -> Used:
 
 
 RIGHT = Used(-4.0, [])
+
+
+def anew() -> Used:
+    """As in another process, which has said nothing yet."""
+    with mock.patch.object(warn, "_said", set()):
+        return use()
 
 
 @pytest.fixture
@@ -78,10 +85,10 @@ def modes(folder: Path) -> dict[Path, int]:
 
 
 def test_a_second_process_finds_what_the_first_compiled(place: Path) -> None:
-    assert in_child(use) == RIGHT
+    assert anew() == RIGHT
     before = files(place / "cache")
     assert before
-    assert in_child(use) == RIGHT
+    assert anew() == RIGHT
     assert files(place / "cache") == before
 
 
@@ -109,12 +116,13 @@ USELESS = {
 
 
 @pytest.mark.parametrize("environment", USELESS.values(), ids=USELESS)
-def test_where_nothing_can_be_kept_there_is_one_warning(place: Path, environment: dict[str, str]) -> None:
-    def twice() -> tuple[Used, Used]:
-        return use(), use()
-
-    unset = {"PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": ""}
-    (value, (told,)), second = in_child(twice, **{**unset, **environment})
+def test_where_nothing_can_be_kept_there_is_one_warning(
+    place: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PAGEDOPT_CACHE_DIR": "", "XDG_CACHE_HOME": "", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(warn, "_said", set())
+    (value, (told,)), second = use(), use()
     assert (value, second) == (RIGHT.value, RIGHT)
     assert_has(told, "every process compiles its own", "PAGEDOPT_CACHE_DIR")
     assert not list((place / "tmp").iterdir())
@@ -262,7 +270,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 def test_what_others_planted_is_not_run(place: Path) -> None:
     """Somebody wrote into the folder while it was open: over every file there is, and under every name it had."""
     cache, mark = place / "cache", place / "mark"
-    assert in_child(use) == RIGHT
+    assert anew() == RIGHT
     cache.chmod(0o777)
 
     class Evil:
@@ -273,25 +281,25 @@ def test_what_others_planted_is_not_run(place: Path) -> None:
         path.unlink()
         plant(path, pickle.dumps(Evil()))
         os.chown(path, NOBODY, NOBODY)
-    value, (told,) = in_child(use)
+    value, (told,) = anew()
     assert not mark.exists(), "a planted file was run"
     assert value == RIGHT.value
     assert f"belongs to user {NOBODY}" in told
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
     assert all(p.stat().st_uid == os.geteuid() for p in files(cache))
-    assert in_child(use) == RIGHT
+    assert anew() == RIGHT
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_file_is_made_anew_with_one_warning(place: Path, damage: Callable[[Path], None]) -> None:
-    assert in_child(use) == RIGHT
+    assert anew() == RIGHT
     before = files(place / "cache")
     for path in before:
         damage(path)
-    value, (told,) = in_child(use)
+    value, (told,) = anew()
     assert value == RIGHT.value
     assert_has(told, str(place / "cache"), "compiled anew")
-    assert in_child(use) == RIGHT, "it was not kept"
+    assert anew() == RIGHT, "it was not kept"
     assert {p for p in files(place / "cache") if p.suffix != ".was"} == set(before)
 
 
@@ -308,22 +316,22 @@ def test_an_unreadable_file_is_made_anew(place: Path) -> None:
 
 
 def test_a_file_under_another_name_is_damaged(place: Path) -> None:
-    in_child(use)
+    anew()
     (mine,) = files(place / "cache")
-    in_child(lambda: use(HALVE.replace("/ 2", "/ 3")))
+    use(HALVE.replace("/ 2", "/ 3"))
     (others,) = set(files(place / "cache")) - {mine}
     shutil.copy(others, mine)
-    value, (told,) = in_child(use)
+    value, (told,) = anew()
     assert value == RIGHT.value
     assert "damaged" in told
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_error(place: Path) -> None:
-    in_child(use)
+    anew()
     (path,) = files(place / "cache")
     path.unlink()
     (path / "full").mkdir(parents=True)
-    assert in_child(use).value == RIGHT.value
+    assert anew().value == RIGHT.value
 
 
 def test_processes_that_start_together_share_a_folder(place: Path) -> None:
@@ -341,76 +349,51 @@ def test_processes_that_start_together_share_a_folder(place: Path) -> None:
     assert len(files(place / "cache")) == 1, "a temporary file was left"
 
 
-# ---- what NVRTC compiles ----
+# ---- what NVRTC compiles, which another compiler plays ----
 
 
-class Got(NamedTuple):
-    """A cubin, and whether it was compiled now."""
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What has been compiled so far."""
+    texts: list[str] = []
 
-    data: bytes
-    symbol: str
-    compiled: bool
-    warnings: list[str]
+    def compile_cuda(text: str, *_: Any) -> tuple[bytes, list[str]]:
+        texts.append(text)
+        return text.encode(), ["symbol"]
 
-
-def get(text: str = "template<int> __global__ void kernel() {}") -> Got:
-    """In a child, as kernels are looked for once in a process."""
-    nvrtc_support.nvrtc()
-
-    def work() -> Got:
-        compile_cuda, compiled = nvrtc.compile_cuda, []
-        nvrtc.compile_cuda = lambda *a: compiled.append(a) or compile_cuda(*a)  # type: ignore[func-returns-value]
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            data, symbol = nvrtc.cached_cubin(text, "kernel<1>", "sm_90")
-        return Got(data, symbol, bool(compiled), [str(w.message) for w in told])
-
-    got: Got = in_child(work)
-    assert got.data[:4] == b"\x7fELF"
-    assert got.symbol.encode() in got.data
-    return got
+    monkeypatch.setattr(nvrtc, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(nvrtc, "_nvrtc_version", lambda: "any")
+    monkeypatch.setattr(warn, "_said", set())
+    return texts
 
 
-@pytest.mark.parametrize("damage", ["truncated", "a bit at the start"])
-def test_a_damaged_cubin_is_made_anew_with_one_warning(place: Path, damage: str) -> None:
-    first, again = get(), get()
-    assert (first.compiled, first.warnings) == (True, [])
-    assert again == first._replace(compiled=False)
-    (path,) = files(place / "cache")
-    assert path.suffix == ".cubin"
-    DAMAGE[damage](path)
-    after = get()
-    assert after == first._replace(warnings=after.warnings)
-    assert len(after.warnings) == 1
-    assert get() == again, "it was not kept"
-    path.unlink()  # as a cleaner does
-    assert get() == first
-    assert get("// another text\ntemplate<int> __global__ void kernel() {}").compiled
+def ask_for(*texts: str) -> None:
+    for text in texts:
+        assert nvrtc.cached_cubin(text, "name", "sm_90") == (text.encode(), "symbol")
 
 
-def write_protect(place: Path) -> None:
+def test_a_cubin_is_compiled_once_unless_its_file_is_damaged_or_gone(place: Path, compiled: list[str]) -> None:
+    ask_for("one", "other", "one")
+    assert compiled == ["one", "other"]
+    found = files(place / "cache")
+    assert {path.suffix for path in found} == {".cubin"}
+    for path in found:
+        DAMAGE["truncated"](path)
+    with pytest.warns(RuntimeWarning, match="compiled anew") as told:
+        ask_for("one", "other")
+    assert len(told) == 1
+    for path in found:
+        path.unlink()  # as a cleaner does
+    ask_for("one")
+    assert compiled == ["one", "other"] * 2 + ["one"]
+
+
+def test_cubins_that_cannot_be_kept_hold_no_descriptors(place: Path, compiled: list[str]) -> None:
+    """However many: ``select.select`` takes none above 1,023, and many systems allow no more."""
     (place / "cache").mkdir()
     (place / "cache").chmod(0o1777)
-
-
-def test_there_is_a_cubin_even_where_nothing_can_be_written(place: Path) -> None:
-    write_protect(place)
-    got = get()
-    (told,) = got.warnings
-    assert "PAGEDOPT_CACHE_DIR" in told
-    assert (got.compiled, files(place / "cache")) == (True, {})
-
-
-def test_kernels_that_cannot_be_kept_hold_no_descriptors(place: Path) -> None:
-    """However many: ``select.select`` takes none above 1,023, and many systems allow no more."""
-    write_protect(place)
-
-    def held_by_fifty() -> int:
-        nvrtc.compile_cuda = lambda text, *_: (text.encode(), ["symbol"])
-        nvrtc._nvrtc_version = lambda: "any"
-        before = len(os.listdir("/proc/self/fd"))
-        made = {nvrtc.cached_cubin(f"text {i}", "name", "sm_90") for i in range(50)}
-        assert len(made) == 50
-        return len(os.listdir("/proc/self/fd")) - before
-
-    assert in_child(held_by_fifty) == 0
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.warns(RuntimeWarning, match="PAGEDOPT_CACHE_DIR"):
+        ask_for(*(f"text {i}" for i in range(50)))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert (len(compiled), files(place / "cache")) == (50, {})
