@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from formats_under_test import TwoHalves, WhereItStands
-from host_build import build, functors, launch
 from often import MARKS
 from support import BF16, F16, F32, F64, same_bits, scalars_for, threads
 
@@ -23,6 +22,7 @@ from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
+from tests.card.kernels import build, functors, launch
 from tests.outside.element_format import Fixed16
 from tests.outside.format import Int8Blocks
 

@@ -11,7 +11,6 @@ import numpy as np
 import nvrtc_support
 import pytest
 import torch
-from host_build import Play, build, functors, launch
 from int8_oracle import Draw
 from int8_support import get, put, same
 from support import BF16, F16, F32, F64, scalars_for
@@ -25,6 +24,7 @@ from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
+from tests.card.kernels import Play, build, functors, launch
 
 ADAMW, LION = RULES["adamw"], RULES["lion"]
 #: Of parameters: parts of quads, whole blocks and parts of them, more than a round of a warp or of a block of threads,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from played_card import Card
-from played_runs import Ends, Run, ends_of, every_order, played, some_orders
 from staged import both_ways
+
+from tests.card.card import Card
+from tests.card.runs import Ends, Run, ends_of, every_order, played, some_orders
 
 pytestmark = both_ways
 SIZES = (3000, 17, 1500, 4097)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Run, ends_of, every_order, played, some_orders
 from staged import both_ways
+
+from tests.card.runs import Ends, Run, ends_of, every_order, played, some_orders
 
 pytestmark = both_ways
 SIZES = (3000, 17, 1500, 4097)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
-from played_torch import _Functions
 from torch import nn
 
 from pagedopt.optim.overlap import side_stream
 from pagedopt.optim.overlap.within import Within
+from tests.card.runs import Ends, Order, Run, ends_of, every_order, play, some_orders
+from tests.card.tensors import _Functions
 
 WIDTH = 40
 Act = Callable[[Run, nn.Module, Any, int], object]

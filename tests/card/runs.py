@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from often import long_but
-from played_card import Card
-from played_driver import Result
-from played_torch import CUDA, Stream
 from torch import nn
 
 from pagedopt import PagedAdamW
+from tests.card.card import Card
+from tests.card.driver import Result
+from tests.card.tensors import CUDA, Stream
 
 Order = dict[str, Any]
 #: Runs a test in all orders of the first three streams, and with everything as early as possible.
