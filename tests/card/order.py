@@ -90,6 +90,7 @@ class Graph:
     begun: Event | None = None
     nodes: list[Event] = field(default_factory=list)
     last: Event | None = None  # behind its last launch
+    lanes: dict[int, int] = field(default_factory=dict)  # its streams in each launch
 
 
 class Order:
@@ -152,10 +153,14 @@ class Order:
             join(self.behind(stream), event.clock)
 
     def wait(self, clock: Clock | None = None) -> None:
-        """Let the host wait; None: for everything."""
-        clock = self._all() if clock is None else clock
-        self.run(clock)
-        join(self.clocks[HOST], clock)
+        """Let the host wait; None: for everything, and what was done so far then is behind nobody any more."""
+        goal = self._all() if clock is None else clock
+        self.run(goal)
+        join(self.clocks[HOST], goal)
+        if clock is None and not any(self.queues.values()):
+            self._seen.clear()  # what was freed is not allocated: ``Memory.check`` finds who touches it
+            for stream, known in self.clocks.items():
+                self.clocks[stream] = {stream: known[stream]} if stream in known else {}
 
     def host(self, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
         """Note what the host does itself."""
@@ -206,13 +211,14 @@ class Order:
         """Launch a graph that was built: behind its own launches so far, and before what the stream is given next."""
         if graph.last is not None:
             self.hold(stream, graph.last)
-        self.replay(graph, stream)
+        self.replay(graph, stream, graph.lanes)
         graph.last = Event()
         self.record(graph.last, stream)
 
-    def replay(self, graph: Graph, stream: int) -> None:
-        """Give a stream what was captured."""
-        streams, events = {graph.origin: stream}, dict[int, Event]()
+    def replay(self, graph: Graph, stream: int, lanes: dict[int, int] | None = None) -> None:
+        """Give a stream what was captured, and other streams (``lanes``; None: new ones) what theirs were given."""
+        streams, events = {} if lanes is None else lanes, dict[int, Event]()
+        streams[graph.origin] = stream
         for captured, what, asked in graph.calls:
             if captured not in streams:
                 streams[captured] = self.stream()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,10 +19,6 @@ from tests.card.driver import Result
 from tests.card.tensors import CUDA, Stream
 
 Order = dict[str, Any]
-#: Runs a test in all orders of the first three streams, and with everything as early as possible.
-every_order = pytest.mark.parametrize(
-    "order", [*({"first": each} for each in itertools.permutations(range(3))), {"early": True}], ids=str
-)
 #: Runs a test with the main stream last, which waits for all others, and if there is time with others.
 some_orders = pytest.mark.parametrize(
     "order",

@@ -118,8 +118,9 @@ def play_rounds(monkeypatch: pytest.MonkeyPatch, places: Places, hit: Round, beh
             training.restore()
             hit(training, at)
             behind(training, at)
-            assert not run.card.faults, f"{at}: {run.card.faults}"
             ends += training.ends()
+            run.card.order.wait()
+            assert not run.card.faults, f"{at}: {run.card.faults}"
             rounds += 1
         as_graph = os.environ.get("PAGEDOPT_STAGED") != "calls"
         assert ("cuGraphLaunch" in run.card.driver.calls) == as_graph
