@@ -155,6 +155,7 @@ class Spec:
             two large numbers leave.
         unmeasured: (device, torch's way, state) that is no measure over many steps.
         often: whether `make test` runs what goes over all optimizers for it, too; else it runs one in 25 of that.
+        least_beta: stands for a first one of 0 where that is refused.
     """
 
     entry: Entry
@@ -168,6 +169,7 @@ class Spec:
     ulp: Mapping[str, Mapping[str, int]]
     unmeasured: frozenset[tuple[str, str, str]] = frozenset()
     often: bool = True
+    least_beta: float = 0.0
 
     def __str__(self) -> str:
         return self.entry.name
@@ -349,7 +351,7 @@ RMSPROP = Spec(
     # A momentum is a sum, which may leave little of two large terms; on a CPU torch rounds them as its vectors do.
     ulp={
         "cpu": {"parameter": 32, "momentum_buffer": 4096, "square_avg": 1},
-        "cuda": {"parameter": 5, "square_avg": 2},
+        "cuda": {"parameter": 32, "momentum_buffer": 4096, "square_avg": 2},
     },
     often=False,
 )  # fmt: skip
@@ -377,7 +379,15 @@ NADAM = dataclasses.replace(
             "raises RuntimeError.",
             ("PagedNAdam",), devices=("cuda",),
         ),
+        Difference(
+            "differs", "extreme parameters", ("torch.float32, 0.9, step 2", "torch.float32, 0.9, step 3"),
+            "A huge parameter is rounded once; torch's foreach, its default on a GPU, rounds it twice, and weight "
+            "decay carries that into the squares.",
+            ("PagedNAdam",), devices=("cuda",),
+        ),
     ),
+    # torch's foreach adds the two terms of an update to the parameter one behind the other, and rounds twice.
+    ulp={"cpu": ADAMW.ulp["cpu"], "cuda": {**ADAMW.ulp["cuda"], "parameter": 16}},
     often=False,
 )  # fmt: skip
 
@@ -400,6 +410,29 @@ RADAM = dataclasses.replace(
             "beyond", "extreme values", ("torch.float16, 0.9*", "infinite parameters, torch.float16, 0.9*"),
             "A mean in float16 that overflows as it is divided by its bias correction is finite here, in float32.",
             ("PagedRAdam",),
+        ),
+        *(
+            Difference(
+                "differs", scenario, labels,
+                "Ours is finite where torch's loop is. torch's foreach, its default on a GPU, divides by zero until "
+                "steps are rectified, and makes NaN where squares have overflowed; and it divides the learning rate by "
+                "the bias correction, where the loop and ours divide the mean, which may overflow.",
+                ("PagedRAdam",), devices=("cuda",),
+            )
+            for scenario, labels in {
+                "extreme values": tuple(
+                    f"torch.{dtype}, 0.0, step {step}"
+                    for dtype in ("float32", "bfloat16", "float16") for step in (1, 2)
+                ),
+                "extreme parameters": tuple(
+                    f"{where}torch.{dtype}, {decay}, step {step}"
+                    for dtype in ("float32", "bfloat16")
+                    for where, decay, steps in (
+                        ("", 0.0, (2, 3)), ("", 0.9, (1, 2, 3)), ("infinite parameters, ", 0.9, (2, 3)),
+                    )
+                    for step in steps
+                ),
+            }.items()
         ),
     ),
 )  # fmt: skip
@@ -501,14 +534,14 @@ def _written(
     *more: Hyper,
     begin: Hyper | None = None,
     often: bool = False,
+    least_beta: float = 0.0,
+    far: int = 5,
     **about: Any,
 ) -> Spec:
     """A class that torch does not have; its reference is ``update``, the lines of the paper."""
     entry = ENTRIES[name]
-    of: Hyper = {
-        "ours": entry.optimizer, "theirs": reference_rules.written(entry.optimizer, update, **(begin or {})),
-        "rule": entry.rules[0], "other": other,
-    }  # fmt: skip
+    theirs = reference_rules.written(entry.optimizer, update, least_beta, **(begin or {}))
+    of: Hyper = {"ours": entry.optimizer, "theirs": theirs, "rule": entry.rules[0], "other": other}
     title, betas = entry.rules[0].replace("_", " "), options.get("betas")
     decays = (
         (Bad({"momentum": 1.0}, "momentum=1.0, .* momentum is below 1"),)
@@ -532,8 +565,9 @@ def _written(
             Bad({"lr": TWO}, "lr is a tensor of 2 elements; a hyperparameter has one"),
         ),
         # State near zero may be what two large numbers leave; the parameter tells.
-        ulp={device: {"parameter": 5, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
+        ulp={device: {"parameter": far, **dict.fromkeys(entry.states, 1 << 16)} for device in ("cpu", "cuda")},
         often=often,
+        least_beta=least_beta,
         **about,
     )
 
@@ -549,12 +583,16 @@ WRITTEN = (
     _written(
         "PagedScheduleFreeAdamW", reference_rules.schedule_free_adamw, {**_ADAMW, "warmup_steps": 3},
         {**_OTHER, "warmup_steps": 2}, {"maximize": True}, begin={"weight_sum": 0.0},
+        least_beta=0.1,  # eval() divides by the first
     ),
     _written("PagedCautiousAdamW", reference_rules.cautious_adamw, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
     _written(
         "PagedCautiousLion", reference_rules.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
     ),
-    _written("PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}),
+    # The two terms of an update may cancel.
+    _written(
+        "PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}, far=32
+    ),
     _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
     _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
     _written(

@@ -51,9 +51,16 @@ def _hyper(entry: Entry, at: int, dtype: torch.dtype) -> dict[str, Any]:
     return found if dtype is not torch.float16 or "eps" not in ordinary(entry) else {"eps": 1e-4, **found}
 
 
-def ways(entry: Entry) -> dict[str, dict[str, Any]]:
-    """The flags of torch's ways, by name."""
-    return {way: flags for way, flags in WAYS.items() if entry.torch is not None or way == "loop"}
+def ways(entry: Entry, device: str) -> dict[str, dict[str, Any]]:
+    """The flags of those of torch's ways that it has for this class on this device, by name."""
+    return {way: flags for way, flags in WAYS.items() if way == "loop" or _has(entry, device, flags)}
+
+
+def _has(entry: Entry, device: str, flags: dict[str, Any]) -> bool:
+    try:
+        return entry.torch is not None and bool(entry.torch([torch.ones(1, device=device)], **flags))
+    except (TypeError, RuntimeError):
+        return False
 
 
 WAYS = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -122,7 +129,7 @@ def _torchs_errors(entry: Entry, at: int, device: str) -> tuple[Kinds, dict[str,
         Training(kind, {**hyper, "foreach": False}, torch.float32, device, LONG_SHAPES, wide=True).to_step(LONG).kinds()
     )
     errors: dict[str, list[tuple[float, ...]]] = {}
-    for way, flags in ways(entry).items():
+    for way, flags in ways(entry, device).items():
         run = Training(kind, {**hyper, **flags}, torch.float32, device, LONG_SHAPES).to_step(LONG).kinds()
         for name, value in run.items():
             if (device, way, name) not in spec_of(entry).unmeasured:

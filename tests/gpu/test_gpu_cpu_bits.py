@@ -44,7 +44,7 @@ def test_rules_on_cpu_and_gpu_agree(case: tuple[Rule, str]) -> None:
             sweep = Sweep(rule, lists, sets=3)
             sweep.table.host.set_sets([i % 3 for i in range(len(lists[0]))])
             sweep.run([rule.uniforms(scalars) for scalars in sets_in(rule, step)])
-        assert_same_bits(rule, before, there, here)
+    assert_same_bits(rule, before, there, here)
 
 
 @pytest.mark.parametrize("stored", [*STORED, *SIXTEEN])
