@@ -19,6 +19,7 @@ from formats_under_test import WhereItStands
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedAdan, PagedLion, PagedSGD, run_with_room
+from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
 from pagedopt.system import warn
 from pagedopt.transports import MemcpyTransport
@@ -261,6 +262,21 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     *(
         (partial(make, **{word: 1}), TypeError, f"unexpected keyword argument '{word}'{said}")
         for word, said in WORDS.items()
+    ),
+    *(
+        (partial(make, **{option: value}), ValueError, f"{option} is {value!r}; there are {first}")
+        for option, value, first in (
+            ("state_format", "int3", "float32, bfloat16"), ("placement", "moon", "mapped, managed, host"),
+            ("transport", "owl", "hybrid, managed"),
+        )
+    ),
+    *(
+        (
+            partial(entry.optimizer, parameters(), differentiable=True),
+            ValueError, f"{entry.name} does not support it; use torch.optim.{entry.torch.__name__} for that",
+        )
+        for entry in OPTIMIZERS
+        if entry.torch
     ),
     (
         lambda: PagedAdamW(parameters(5000), betas=(0.995, 0.999), state_format="int8"),
