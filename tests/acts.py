@@ -7,6 +7,7 @@ a case knows; ``BEFORE`` has what changes in front of every step.
 from __future__ import annotations
 
 import functools
+import math
 import random
 import threading
 from collections import defaultdict
@@ -545,6 +546,16 @@ def absent(which: Callable[[int], Any]) -> Act:
     def act(w: World) -> None:
         for i in which(w.count):
             w.params[i].grad = None
+
+    return act
+
+
+def infinite(*steps: int, value: float = math.inf) -> Act:
+    """A gradient that is not finite in some steps."""
+
+    def act(w: World) -> None:
+        if w.count in steps:
+            w.params[1].grad.view(-1)[3] = value  # type: ignore[union-attr]
 
     return act
 

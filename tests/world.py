@@ -154,6 +154,7 @@ class World:
         groups: what the optimizer is given of them.
         clip: the norm that gradients are clipped to: by us, or in front of torch's step.
         scale: that of a ``GradScaler``, by which gradients are taken to be multiplied.
+        skips: a step is left out if its norm is not finite: by us, or by an ``if`` in front of torch's.
     """
 
     def __init__(
@@ -166,8 +167,10 @@ class World:
         groups: Callable[[Params], Any] = groups_of,
         clip: float | None = None,
         scale: float | None = None,
+        skips: bool = False,
     ) -> None:
         self.case, self.side, self.clip, self.ours = case, side, clip, side.options is not None
+        self.skips = skips
         self.scaler = torch.amp.GradScaler(
             device, init_scale=scale or 1.0, growth_interval=3, enabled=scale is not None
         )
@@ -191,6 +194,7 @@ class World:
             options["device_budget"] = int(side.share * len(case.names) * sum(p.nbytes for p in self.params))
         if self.ours:
             options |= {} if clip is None else {"max_grad_norm": clip}
+            options |= {"skip_nonfinite": True} if skips else {}
             options = options if scale is None else {"fused": True, **options}
         self.options = options
         with self.around():
@@ -268,6 +272,8 @@ class World:
         if self.clip is not None and not self.ours:
             self.scaler.unscale_(self.optimizer)
             self.norm = torch.nn.utils.clip_grad_norm_({id(p): p for p in self.listed()}.values(), self.clip)
+            if self.skips and not self.norm.isfinite():
+                return
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.clip is not None and self.ours:
