@@ -33,7 +33,6 @@ from tests.acts import (
     each_entry,
 )
 from tests.loads import HOME, LOADED, MOVES
-from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
     HALF,
@@ -197,7 +196,7 @@ MIXED = [torch.float32, torch.bfloat16, torch.float32, torch.float64, torch.floa
     ("case", "sides"),
     [
         pytest.param(case, sides, id=f"{case}-{name}", marks=MARKS[sides is SIDES or case in BY_STATE.values()])
-        for case in (*CASES.values(), NADAM)
+        for case in CASES.values()
         for name, sides in (("plain", SIDES), ("int8", INT8))
     ],
 )
