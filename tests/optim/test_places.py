@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import DEVICES
+from often import MARKS
 from support import BF16, F16, F32, F64
 
 from pagedopt.transports.choose import TRANSPORTS
@@ -86,8 +87,14 @@ def test_every_place_goes_on_from_what_another_has_saved(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("form", [None, *FORMATS], ids=str)
+@pytest.mark.parametrize(
+    ("form", "clip"),
+    [
+        pytest.param(form, clip, id=f"{form}-{clip}", marks=MARKS[clip is None or form in (None, "int8")])
+        for form in (None, *FORMATS)
+        for clip in (None, 0.5)
+    ],
+)
 @pytest.mark.parametrize("name", ["adamw", "lion"])
 def test_no_place_changes_a_bit_of_any_dtype_and_format(name: str, form: Any, clip: float | None, device: str) -> None:
     if isinstance(form, dict) and name == "lion":
