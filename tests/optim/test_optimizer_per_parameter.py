@@ -118,7 +118,7 @@ def test_a_copy_and_a_checkpoint_of_one_among_many(budget: Any) -> None:
 
 
 def test_the_disk_has_room_again_once_optimizers_end_and_later_ones_begin_with_zeros(folder: Path) -> None:
-    params, optimizers = trained(300, 0, 2, placement="file", device_budget=0)
+    params, optimizers = trained(90, 0, 2, placement="file", device_budget=0)
     files, used = open_files(folder), apart.disk_bytes(folder)
     kept = optimizers[params[5]].state[params[5]]["exp_avg"]
     values = kept.clone()
