@@ -178,14 +178,6 @@ def test_a_report_names_every_place() -> None:
     )
 
 
-def test_before_the_first_step_a_report_says_what_makes_state() -> None:
-    words = "no state: the first step makes it, if the rule has any"
-    assert str(MemoryReport({}, {}, "device", None, 0)) == words
-    p = torch.nn.Parameter(torch.ones(3))
-    assert str(PagedAdamW([p], device_budget="2GiB").memory_report()) == f"{words} (budget 2.00 GiB)"
-    assert "none: the first step makes it, if the rule has any" in PagedAdamW([p]).memory_report()._repr_html_()
-
-
 def test_a_report_says_why_the_host_has_more_than_planned() -> None:
     """After a save, which has read what is in the file; the next step drops it."""
     params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(2)]
