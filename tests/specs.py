@@ -89,7 +89,7 @@ class Case:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Hyperparameters that are numbers; betas are two."""
+        """Hyperparameters that are numbers, each of the betas by itself."""
         switches = [name for name, value in self.options.items() if isinstance(value, bool)]
         betas = [f"beta{i}" for i, _ in enumerate(self.options.get("betas", ()), 1)]
         found = (betas if name == "betas" else [name] for name in self.options if name not in switches)
@@ -145,7 +145,6 @@ class Spec:
         cases: the ways to use it; in the first nothing is at its default and nothing is zero, so that a dropped term
             shows.
         bad: what is refused.
-        asked: more hyperparameters, of which torch says whether they are refused (``tests/optim/test_flags.py``).
         decoupled: whether weight decay is a part of the parameter that is subtracted from it.
         conjugated: whether torch's loop takes parameters and gradients that are conjugated views.
         views_gradients: if not, whether it views gradients as real before it adds weight decay, which makes new ones.
@@ -162,7 +161,6 @@ class Spec:
     entry: Entry
     cases: tuple[Case, ...]
     bad: tuple[Bad, ...]
-    asked: tuple[Hyper, ...] = ()
     decoupled: bool = False
     conjugated: bool = True
     views_gradients: bool = False
@@ -196,7 +194,15 @@ class Spec:
 
 ENTRIES = {entry.name: entry for entry in OPTIMIZERS}
 TWO = torch.tensor([0.5, 0.5])
-HALF = TWO[0]
+TWO_RATES = Bad({"lr": TWO}, "Tensor lr must be 1-element")
+#: What torch calls it where it refuses it.
+CALLED = {"lr": "learning rate", "eps": "epsilon value"}
+
+
+def negative(*names: str) -> tuple[Bad, ...]:
+    """Hyperparameters below zero, as torch's constructors refuse them."""
+    return tuple(Bad({name: -1.0}, f"Invalid {CALLED.get(name, f'{name} value')}: -1.0") for name in names)
+
 
 _ADAMW: Hyper = {"lr": 0.03, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.2}
 _OF_ADAMW: Hyper = {
@@ -216,16 +222,10 @@ ADAMW = Spec(
         Case(name="coupled amsgrad", rule="adam_amsgrad", options={**_ADAMW, "amsgrad": True}, **_OF_COUPLED),
     ),
     bad=(
-        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
+        *negative("lr", "eps", "weight_decay"),
         Bad({"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
         Bad({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
-        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
-        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
-    ),
-    asked=(
-        {"betas": (HALF, HALF)}, {"betas": (HALF, 0.5)}, {"betas": (0.5, HALF)}, {"betas": (TWO, HALF)},
-        {"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"amsgrad": True},
+        TWO_RATES,
     ),
     decoupled=True,
     conjugated=False,  # torch's loop views complex numbers as real ones
@@ -282,17 +282,12 @@ SGD = Spec(
         ),
     ),
     bad=(
-        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        Bad({"momentum": -1.0}, "Invalid momentum value: -1.0"),
-        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
+        *negative("lr", "momentum", "weight_decay"),
         Bad({"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
         Bad(
             {"nesterov": True, "momentum": 0.9, "dampening": 0.1},
             "Nesterov momentum requires a momentum and zero dampening",
         ),
-    ),
-    asked=(
-        {"momentum": 0.9}, {"nesterov": True, "momentum": 0.9}, {"momentum": 0.9, "dampening": 0.1},
     ),
     ulp={"cpu": {"parameter": 5}, "cuda": {"parameter": 5}},
 )  # fmt: skip
@@ -340,15 +335,7 @@ RMSPROP = Spec(
             options={**_RMSPROP, "centered": True}, recorded=USUAL, **_OF_RMSPROP,
         ),
     ),
-    bad=(
-        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        Bad({"alpha": -1.0}, "Invalid alpha value: -1.0"),
-        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
-        Bad({"momentum": -1.0}, "Invalid momentum value: -1.0"),
-        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
-        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
-    ),
-    asked=({"alpha": 0}, {"eps": 0}, {"momentum": 0.9}, {"centered": True}),
+    bad=(*negative("lr", "alpha", "eps", "momentum", "weight_decay"), TWO_RATES),
     conjugated=False,
     # A momentum is a sum, which may leave little of two large terms; on a CPU torch rounds them as its vectors do.
     ulp={
@@ -371,8 +358,7 @@ NADAM = dataclasses.replace(
         Case(name="nadam", options=_NADAM, recorded=(*USUAL, *INT8), **_OF_NADAM),
         Case(name="nadam decoupled", options={**_NADAM, "decoupled_weight_decay": True}, **_OF_NADAM),
     ),
-    bad=(*ADAMW.bad, Bad({"momentum_decay": -1.0}, "Invalid momentum_decay value: -1.0")),
-    asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}, {"decoupled_weight_decay": True}),
+    bad=(*ADAMW.bad, *negative("momentum_decay")),
     decoupled=False,
     differences=(
         Difference(
@@ -446,7 +432,6 @@ ADAMAX = dataclasses.replace(
     entry=ENTRIES["PagedAdamax"],
     cases=(Case(name="adamax", options=_ADAMW, recorded=USUAL, **_OF_ADAMAX),),
     bad=ADAMW.bad,
-    asked=({"betas": (0, 0)}, {"betas": (0.5,)}, {"eps": 0}),
     views_gradients=False,
     differences=(),
 )
@@ -460,15 +445,7 @@ ADAGRAD = Spec(
             other={"lr": 0.01, "lr_decay": 0.2, "weight_decay": 0.05, "eps": 3e-2},
         ),
     ),
-    bad=(
-        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        Bad({"lr_decay": -1.0}, "Invalid lr_decay value: -1.0"),
-        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
-        Bad({"initial_accumulator_value": -1.0}, "Invalid initial_accumulator_value value: -1.0"),
-        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
-        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
-    ),
-    asked=({"lr_decay": 0.5}, {"eps": 0}, {"initial_accumulator_value": 0.5}),
+    bad=(*negative("lr", "lr_decay", "eps", "initial_accumulator_value", "weight_decay"), TWO_RATES),
     conjugated=False,
     differences=(
         Difference(
@@ -517,14 +494,7 @@ ADADELTA = Spec(
             other={"lr": 0.1, "rho": 0.7, "eps": 3e-2, "weight_decay": 0.05},
         ),
     ),
-    bad=(
-        Bad({"lr": -1.0}, "Invalid learning rate: -1.0"),
-        Bad({"rho": -1.0}, "Invalid rho value: -1.0"),
-        Bad({"eps": -1.0}, "Invalid epsilon value: -1.0"),
-        Bad({"weight_decay": -1.0}, "Invalid weight_decay value: -1.0"),
-        Bad({"lr": TWO}, "Tensor lr must be 1-element"),
-    ),
-    asked=({"rho": 0}, {"rho": 1}, {"eps": 0}),
+    bad=(*negative("lr", "rho", "eps", "weight_decay"), TWO_RATES),
     ulp={
         "cpu": {"parameter": 5, "square_avg": 1, "acc_delta": 8},
         "cuda": {"parameter": 5, "square_avg": 2, "acc_delta": 8},
@@ -534,6 +504,9 @@ ADADELTA = Spec(
 )  # fmt: skip
 
 OF_TORCH = (RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)
+
+
+NUMERALS = {2: "two", 3: "three"}
 
 
 def _written(
@@ -558,7 +531,7 @@ def _written(
         if betas is None
         else (
             Bad({"betas": (1.0, *betas[1:])}, r"betas=\(1.0, .* betas are below 1"),
-            Bad({"betas": betas[:1]}, f"give {'two' if len(betas) == 2 else 'three'} numbers"),
+            Bad({"betas": betas[:1]}, f"give {NUMERALS[len(betas)]} numbers"),
         )
     )
     return Spec(
