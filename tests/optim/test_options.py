@@ -21,7 +21,7 @@ from pagedopt.optim.options import MAX_SEED, TABLE
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
 from pagedopt.planning.rates import ASSUMED, WORDS
-from tests.optim import generated_pages as pages
+from tests.optim import pages
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]

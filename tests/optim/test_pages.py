@@ -18,12 +18,12 @@ from pagedopt.optim.foreign_options import NO_RULES
 from pagedopt.optim.overlap.overlap import OverlapReport
 from pagedopt.optim.rule_optimizer import RuleOptimizer
 from pagedopt.rules import sqrt
-from tests.optim.generated_pages import PAGES, PARTS, entries_of, file_of, sections_of
+from tests.optim.pages import PAGES, PARTS, entries_of, file_of, sections_of
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_made_of_the_package(name: str) -> None:
-    assert file_of(name).read_text() == PAGES[name](), "write it anew, as tests/optim/generated_pages.py says"
+    assert file_of(name).read_text() == PAGES[name](), "write it anew, as tests/optim/pages.py says"
 
 
 # --- ``methods.md``: all that optimizers offer beside torch's ---------------------------------------------------------
