@@ -361,8 +361,10 @@ class Worlds:
             assert {n for n, v in mine.items() if v is not None} == {n for n, v in other.items() if v is not None}, what
             for name, value in other.items():
                 if isinstance(value, torch.Tensor):
-                    # Scaled steps count on the device, as torch's fused ones; the loop counts on the host.
-                    at = value.device if name == "step" and theirs.scaler.is_enabled() else mine[name].device
+                    # Scaled steps count on the device, as torch's fused ones; the loop counts on the host.  Other
+                    # numbers torch loads to the device, whose loop then waits for them.
+                    counts = theirs.scaler.is_enabled() if name == "step" else name in ours.optimizer.numbers
+                    at = value.device if counts else mine[name].device
                     near(mine[name].to(at), value, bound, f"{name} of {what}", strides, values)
                 else:
                     assert (type(mine[name]), mine[name]) == (type(value), value), f"{name} of {what}"
