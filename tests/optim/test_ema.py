@@ -150,29 +150,6 @@ def test_an_average_may_be_stored_in_fewer_bits_by_name() -> None:
         made(state_format={"param_ema": "int8"})
 
 
-@pytest.mark.parametrize("overlap", ["forward", "backward"])
-@pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD])
-def test_attached(kind: Any, overlap: Any) -> None:
-    found = []
-    for attached in (True, False):
-        model = torch.nn.Sequential(torch.nn.Linear(30, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
-        for i, p in enumerate(model.parameters()):
-            torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(i))
-        optimizer = kind(model.parameters(), lr=0.01, after=ema(0.9), **PAGED)
-        if attached:
-            optimizer.attach(model, overlap=overlap)
-        for number in range(4):
-            model(torch.full((2, 30), 0.1 * number)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            with optimizer.averaged():
-                found.append(model(torch.ones(30)).detach())
-        optimizer.wait()
-        found += ends(model.parameters(), optimizer)
-    half = len(found) // 2
-    assert equal(found[:half], found[half:])
-
-
 def test_a_backward_within_the_block_updates_nothing() -> None:
     model = torch.nn.Linear(5, 5)
     optimizer = PagedSGD(model.parameters(), lr=0.1, after=ema(0.9))
