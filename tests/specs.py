@@ -1,6 +1,6 @@
 """What the tests know of each optimizer, one entry each, as torch's ``OptimizerInfo``; they go over these entries.
 
-To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its trajectories: ``tests/helpers/golden.py``.
+To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its trajectories: ``tests/optim/golden.py``.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED
+from gpu_support import NEEDED, parameters, steps
 from paths import HELPERS, ROOT
-from spill_support import parameters, steps
 from torch.multiprocessing import reductions
 
 from pagedopt import PagedAdamW

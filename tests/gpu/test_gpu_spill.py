@@ -11,9 +11,8 @@ import io
 
 import pytest
 import torch
-from gpu_support import NEEDED, no_synchronizing
+from gpu_support import NEEDED, everything, no_synchronizing, parameters, same, steps, trained
 from optim_support import ADAMW, step_on_ones
-from spill_support import everything, parameters, same, steps, trained
 from staged import call_by_call
 
 from pagedopt import PagedAdamW

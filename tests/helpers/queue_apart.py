@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from spill_support import parameters, steps
+from gpu_support import parameters, steps
 
 from pagedopt import PagedAdamW
 

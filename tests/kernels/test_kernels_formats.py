@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import int8_oracle as oracle
+import kernel_texts
 import numpy as np
-import nvrtc_support
 import pytest
 import torch
 from int8_oracle import Draw
@@ -239,7 +239,7 @@ def test_a_kernel_of_float32_has_no_more_text_than_before() -> None:
 @pytest.mark.parametrize("kernels", [INT8, SIXTEEN], ids=["int8", "sixteen"])
 def test_nvrtc_compiles_all(kernels: Kernels, arch: str) -> None:
     """The test is skipped where it knows no such GPU."""
-    library = nvrtc_support.nvrtc()
+    library = kernel_texts.nvrtc()
     if int(arch[3:]) not in (known := library.nvrtcGetSupportedArchs()[1]):
         pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
     for rule in (rule for rule in kernels.rules if "grad" in rule.inputs):

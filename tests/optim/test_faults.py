@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cuda_errors import assert_clean
 from file_support import open_files
-from gpu_support import NEEDED
+from gpu_support import NEEDED, assert_clean
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 
 from tests.optim.faults import Scene, scenes

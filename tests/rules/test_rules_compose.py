@@ -8,10 +8,10 @@ import math
 import pickle
 from typing import Any, ClassVar
 
-import nvrtc_support
+import kernel_texts
 import pytest
 import torch
-from kernel_names import instance
+from kernel_texts import instance
 from support import BF16, F16, F32, F64
 
 import pagedopt
@@ -155,7 +155,7 @@ def test_in_an_optimizer_it_trains_as_its_parts_do() -> None:
 
 
 def test_it_compiles() -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     made = compose(clipped, RULES["adamw"])
     names = [instance(made, types, 512, "TableAt") for types in ((F32,) * 4, (BF16, F16, F32, F32))]
     types = (

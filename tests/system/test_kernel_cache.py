@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import nvrtc_support
+import kernel_texts
 import pytest
 import torch
 from cache_support import DAMAGE, NOBODY, RIGHT, Used, as_root, files, in_child, modes, own, plant, use
 from command_line import assert_has
-from kernel_names import instance
+from kernel_texts import instance
 from often import MARKS
 
 from pagedopt import multi_tensor_apply
@@ -272,7 +272,7 @@ Cubin = Callable[[], tuple[bytes, str]]
 
 @pytest.fixture
 def cubin(place: Path) -> Cubin:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     rule = RULES["add_scalar"]
     name = instance(rule, (torch.float32,), 512, "TableAt")
     return lambda: nvrtc.cached_cubin(source.text(rule), name, "sm_90")
