@@ -197,8 +197,10 @@ def adan(g, x, m, v, n, last, *, t, lr, betas, eps, weight_decay):  # type: igno
     b1, b2, b3 = betas
     diff = g - last if t > 1 else 0 * g
     m, v, n = m.lerp(g, 1 - b1), v.lerp(diff, 1 - b2), b3 * n + (1 - b3) * (g + b2 * diff) ** 2
-    change = lr * (m / (1 - b1**t) + b2 / (1 - b2**t) * v) / ((n / (1 - b3**t)).sqrt() + eps)
-    return {"x": (x - change) / (1 + lr * weight_decay), "exp_avg": m, "exp_avg_diff": v, "exp_avg_sq": n, "before": g}
+    change = (lr / (1 - b1**t) * m + lr * b2 / (1 - b2**t) * v) / (n.sqrt() * (1 / (1 - b3**t) ** 0.5) + eps)
+    x, decay = x - change, lr * weight_decay
+    x = x - decay / (1 + decay) * x
+    return {"x": x, "exp_avg": m, "exp_avg_diff": v, "exp_avg_sq": n, "before": g}
 
 
 def adopt(g, x, m, v, *, t, lr, betas, eps, weight_decay):  # type: ignore[no-untyped-def]
@@ -207,7 +209,7 @@ def adopt(g, x, m, v, *, t, lr, betas, eps, weight_decay):  # type: ignore[no-un
     if t == 1:
         return {"x": x, "exp_avg_sq": g * g}
     most = (t - 1) ** 0.25
-    m = m.lerp((g / v.sqrt().clamp(min=eps)).clamp(-most, most), 1 - b1)
+    m = m.lerp((g / torch.maximum(v.sqrt(), torch.tensor(eps, dtype=v.dtype))).clamp(-most, most), 1 - b1)
     return {"x": x - (lr * weight_decay * x + lr * m), "exp_avg": m, "exp_avg_sq": b2 * v + (1 - b2) * g * g}
 
 

@@ -20,6 +20,6 @@ def adan(
     exp_avg, exp_avg_diff = mean(grad, exp_avg, beta1), mean(diff, exp_avg_diff, beta2)
     exp_avg_sq = mean_of_squares(fma(beta2, diff, grad), exp_avg_sq, beta3)
     change = lr / (1 - beta1**step) * exp_avg + lr * beta2 / (1 - beta2**step) * exp_avg_diff
-    root = sqrt(exp_avg_sq) * (1 / (1 - beta3**step) ** 0.5)
-    param = (param - change / (root + eps)) / (1 + lr * weight_decay)
+    moved = param - change / (sqrt(exp_avg_sq) * (1 / (1 - beta3**step) ** 0.5) + eps)
+    param = fma(-lr * weight_decay / (1 + lr * weight_decay), moved, moved)
     return param, exp_avg, exp_avg_diff, exp_avg_sq, before

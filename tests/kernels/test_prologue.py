@@ -46,7 +46,7 @@ OFTEN = ("adamw", "sgd_momentum", "lion", "nadam", "many", "smooth", "named", *(
 
 
 @pytest.mark.parametrize("name", long_but(SUBJECTS, OFTEN.__contains__))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_the_bits_are_pythons(name: str, data: Any) -> None:
     """Special values included; where Python raises, nothing is compared."""
