@@ -170,7 +170,7 @@ def check_torchvision(python: Path, torch: Torch) -> None:
     if subprocess.run([python, "-c", "import torchvision"], capture_output=True, check=False).returncode:
         say(
             f"the torchvision that pip found does not load beside torch {torch.version}: it is made for another build. "
-            "The tests declare the operators that it misses (tests/helpers/torchvision_operators.py). For your own "
+            "The tests declare the operators that it misses (tests/clients/torchvision_operators.py). For your own "
             "work take both from one index, or uninstall torchvision, which only timm needs."
         )
 

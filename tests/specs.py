@@ -1,6 +1,6 @@
 """What the tests know of each optimizer, one entry each, as torch's ``OptimizerInfo``; they go over these entries.
 
-To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its trajectories: ``tests/helpers/golden.py``.
+To add an optimizer, add its :class:`Spec` to :data:`SPECS`, and record its trajectories: ``tests/optim/golden.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import reference_adagrad
-import reference_lion
-import reference_rules
 import torch
 
 from pagedopt import (
@@ -30,6 +27,7 @@ from pagedopt import (
 )  # fmt: skip
 from pagedopt.optim.registry import OPTIMIZERS, Entry
 from pagedopt.rules import RULES
+from tests import references
 
 Hyper = dict[str, Any]
 #: dtype of the parameters and ``state_format``.
@@ -294,7 +292,7 @@ SGD = Spec(
 
 _LION: Hyper = {"lr": 0.03, "betas": (0.8, 0.95), "weight_decay": 0.2}
 _OF_LION: Hyper = {
-    "ours": PagedLion, "theirs": reference_lion.Lion, "rule": "lion",
+    "ours": PagedLion, "theirs": references.written(PagedLion, references.lion), "rule": "lion",
     "other": {"lr": 0.01, "betas": (0.7, 0.9), "weight_decay": 0.05},
 }  # fmt: skip
 LION = Spec(
@@ -440,7 +438,7 @@ ADAGRAD = Spec(
     entry=ENTRIES["PagedAdagrad"],
     cases=(
         Case(
-            name="adagrad", rule="adagrad", ours=PagedAdagrad, theirs=reference_adagrad.Adagrad, recorded=USUAL,
+            name="adagrad", rule="adagrad", ours=PagedAdagrad, theirs=references.Adagrad, recorded=USUAL,
             options={"lr": 0.03, "lr_decay": 0.1, "weight_decay": 0.2, "initial_accumulator_value": 0.3, "eps": 1e-2},
             other={"lr": 0.01, "lr_decay": 0.2, "weight_decay": 0.05, "eps": 3e-2},
         ),
@@ -523,7 +521,7 @@ def _written(
 ) -> Spec:
     """A class that torch does not have; its reference is ``update``, the lines of the paper."""
     entry = ENTRIES[name]
-    theirs = reference_rules.written(entry.optimizer, update, least_beta, **(begin or {}))
+    theirs = references.written(entry.optimizer, update, least_beta, **(begin or {}))
     of: Hyper = {"ours": entry.optimizer, "theirs": theirs, "rule": entry.rules[0], "other": other}
     title, betas = entry.rules[0].replace("_", " "), options.get("betas")
     decays = (
@@ -560,28 +558,28 @@ _OTHER = _OF_ADAMW["other"]
 _ADAN: Hyper = {**_ADAMW, "betas": (0.8, 0.7, 0.95)}
 WRITTEN = (
     _written(
-        "PagedAdEMAMix", reference_rules.ademamix, {**_ADAMW, "betas": (0.8, 0.95, 0.97), "alpha": 3.0},
+        "PagedAdEMAMix", references.ademamix, {**_ADAMW, "betas": (0.8, 0.95, 0.97), "alpha": 3.0},
         {**_OTHER, "betas": (0.7, 0.9, 0.96), "alpha": 5.0}, {"alpha_warmup": 5, "beta3_warmup": 7}, {"maximize": True},
         decoupled=True,
     ),
     _written(
-        "PagedScheduleFreeAdamW", reference_rules.schedule_free_adamw, {**_ADAMW, "warmup_steps": 3},
+        "PagedScheduleFreeAdamW", references.schedule_free_adamw, {**_ADAMW, "warmup_steps": 3},
         {**_OTHER, "warmup_steps": 2}, {"maximize": True}, begin={"weight_sum": 0.0},
         least_beta=0.1,  # eval() divides by the first
         far=32,  # the two terms of an update may cancel
     ),
-    _written("PagedCautiousAdamW", reference_rules.cautious_adamw, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+    _written("PagedCautiousAdamW", references.cautious_adamw, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
     _written(
-        "PagedCautiousLion", reference_rules.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
+        "PagedCautiousLion", references.cautious_lion, _LION, _OF_LION["other"], {"maximize": True}, decoupled=True
     ),
     # The two terms of an update may cancel.
     _written(
-        "PagedAdan", reference_rules.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}, far=32
+        "PagedAdan", references.adan, _ADAN, {**_OTHER, "betas": (0.7, 0.8, 0.9)}, {"maximize": True}, far=32
     ),
-    _written("PagedADOPT", reference_rules.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
-    _written("PagedLaProp", reference_rules.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
+    _written("PagedADOPT", references.adopt, {**_ADAMW, "eps": 0.1}, _OTHER, {"maximize": True}),
+    _written("PagedLaProp", references.laprop, _ADAMW, _OTHER, {"maximize": True}, decoupled=True),
     _written(
-        "PagedSignum", reference_rules.signum, {"lr": 0.03, "momentum": 0.7, "weight_decay": 0.2},
+        "PagedSignum", references.signum, {"lr": 0.03, "momentum": 0.7, "weight_decay": 0.2},
         {"lr": 0.01, "momentum": 0.8}, {"maximize": True}, decoupled=True,
     ),
 )  # fmt: skip

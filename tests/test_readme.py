@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 from command_line import Program
-from experiment_runs import emptied, undated
-from ladder_rows import clocks
+from experiment_runs import clocks, emptied, made_of, undated
 from paths import ROOT
-from pictures import made_of
 
 from experiments import readme
 from experiments.__main__ import main as experiments

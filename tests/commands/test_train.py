@@ -14,7 +14,7 @@ import pytest
 import torch
 from children import python
 from command_line import Program, assert_has
-from pictures import needs_matplotlib
+from experiment_runs import needs_matplotlib
 from rich.console import Console
 from stand_ins import raising
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import toy_question
-from pictures import can_draw
+from experiment_runs import can_draw
 
 from experiments import __main__ as command
 from experiments import campaign, kept, readme

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from ladder_rows import CPU, clocks
+from experiment_runs import CPU, clocks
 
 from experiments.clock import Case
 from experiments.lab import Row, Rows, Run

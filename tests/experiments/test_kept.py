@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from experiment_runs import emptied, experiment, undated
-from nvrtc_support import nvrtc
-from pictures import can_draw, made_of
+from experiment_runs import can_draw, emptied, experiment, made_of, undated
+from kernel_texts import nvrtc
 
 from experiments import kept
 from experiments.__main__ import main, run

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import toy_child
+from experiment_runs import needs_matplotlib
 from paths import ROOT
-from pictures import needs_matplotlib
 
 from experiments import child, pictures
 from experiments import clock as timing

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from experiment_runs import asked
-from ladder_rows import clocks
+from experiment_runs import asked, clocks
 
 from experiments.clock import series
 from experiments.lab import Row, Rows

@@ -16,7 +16,7 @@ import torch
 from formats_under_test import TwoHalves
 from int8_oracle import Draw
 from int8_support import get, put, same
-from nvrtc_support import nvrtc
+from kernel_texts import nvrtc
 from optim_support import ready
 from support import BF16, F32
 

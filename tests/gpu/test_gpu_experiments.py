@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from experiment_runs import quick_run
 from gpu_support import launching
-from ladder_rows import quick_run
 
 from experiments.copies import kinds, peer, size
 from experiments.copies.kinds import DEVICE, MANAGED, PINNED, REGISTERED

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_errors import assert_clean
-from gpu_support import NEEDED, all_of_the_card_in_the_end
+from gpu_support import NEEDED, all_of_the_card_in_the_end, assert_clean, everything, parameters, same, steps, trained
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps, trained
 from staged import call_by_call
 from stand_ins import raising
 

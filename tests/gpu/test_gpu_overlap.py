@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from cuda_errors import assert_clean
-from gpu_support import NEEDED, deterministic_attention, no_synchronizing, settled
+from gpu_support import NEEDED, assert_clean, deterministic_attention, no_synchronizing, settled
 from overlapped import Ended, Loop, agree, run
 from staged import both_ways
 from stand_ins import raising

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED, all_of_the_card_in_the_end, settled
+from gpu_support import NEEDED, all_of_the_card_in_the_end, everything, parameters, same, settled, steps, trained
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps, trained
 from watched import least
 
 from pagedopt import PagedAdamW, run_with_room

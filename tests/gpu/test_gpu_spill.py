@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED, no_synchronizing
+from gpu_support import NEEDED, everything, no_synchronizing, parameters, same, steps, trained
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps, trained
 
 from pagedopt import PagedAdamW
 from pagedopt.paging.pages import GRANULE, lay_out

@@ -6,11 +6,11 @@ import itertools
 import math
 from typing import Any
 
+import kernel_texts
 import numpy as np
-import nvrtc_support
 import pytest
 import torch
-from kernel_names import instance, sums_instance
+from kernel_texts import instance, sums_instance
 from support import BF16, DTYPES, F16, F32, F64
 
 from pagedopt.formats.floating import of_dtype
@@ -29,7 +29,7 @@ SHAPES = {32: Geometry(1024, 32), 512: Geometry(4096, BLOCK)}
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90"])
 def test_they_compile(arch: str) -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     mixes = [(F32,) * 4, (F64,) * 4, (BF16, F16, F32, F32), (F16, BF16, BF16, BF16)]
     rule = RULES["adamw"]
     names = [

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import int8_oracle as oracle
+import kernel_texts
 import numpy as np
-import nvrtc_support
 import pytest
 import torch
 from formats_under_test import TwoHalves, WhereItStands
@@ -287,7 +287,7 @@ TO_COMPILE = long_but(
 def test_nvrtc_compiles_all(which: tuple[str, str]) -> None:
     """The test is skipped where it knows no such GPU."""
     kernels, arch = {"int8": INT8, "sixteen": SIXTEEN, "others": OTHERS}[which[0]], which[1]
-    library = nvrtc_support.nvrtc()
+    library = kernel_texts.nvrtc()
     if int(arch[3:]) not in (known := library.nvrtcGetSupportedArchs()[1]):
         pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
     for rule in (rule for rule in kernels.rules if "grad" in rule.inputs):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_names import instance
+from kernel_texts import instance
 from often import MARKS
 from rules_to_the_bit import CASES, assert_same_bits, dtypes_of, name_of, sets_in, special_lists
 from rules_under_test import (

@@ -12,10 +12,10 @@ import locale
 from collections.abc import Iterator
 from pathlib import Path
 
-import nvrtc_support
+import kernel_texts
 import pytest
 import torch
-from kernel_names import instance, sums_instance
+from kernel_texts import instance, sums_instance
 from often import long_but
 from rules_under_test import PARTS, carrying, copied, filled, steps, swap
 from support import BF16, DTYPES, F16, F32, F64
@@ -35,12 +35,12 @@ THREADS = (32, 512)
 
 @pytest.fixture(autouse=True)
 def _nvrtc() -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
 
 
 def compile_all(text: str, names: list[str], arch: str) -> None:
     """One program with all instances: the text is read once."""
-    known = nvrtc_support.nvrtc().nvrtcGetSupportedArchs()[1]
+    known = kernel_texts.nvrtc().nvrtcGetSupportedArchs()[1]
     if int(arch[3:]) not in known:
         pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
     cubin, symbols = nvrtc.compile_cuda(text, tuple(names), arch)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from kernel_names import instance
+from kernel_texts import instance
 from support import F32, Lists, clone, lists_for, same_bits, scalars_for
 
 from pagedopt import Sweep

@@ -6,12 +6,12 @@ import math
 from math import log
 from typing import Any
 
+import kernel_texts
 import numpy as np
-import nvrtc_support
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_names import instance
+from kernel_texts import instance
 from often import long_but
 from prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_bits
 from prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of, signed_sets
@@ -153,7 +153,7 @@ def infinite(x, *, a):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_75", marks=pytest.mark.long)])
 def test_it_compiles(arch: str) -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     rules = [*ALL.values(), infinite]
     text = "\n".join([source.text(None, kernel="prologue.cu"), *(r.prologue_source() for r in rules)])
     text += f"static_assert(BLOCK == {PROLOGUE_BLOCK} && sizeof(PrologueAt) == {PROLOGUE_AT.itemsize});\n"
@@ -164,7 +164,7 @@ def test_it_compiles(arch: str) -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "sgd_momentum", "lion", "nadam"])
 def test_each_compiles_alone(name: str) -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     subject = SUBJECTS[name]
     cubin, (symbol,) = nvrtc.compile_cuda(source.prologue_text(subject), (source.prologue_instance(subject),), "sm_90")
     assert symbol.encode() in cubin
@@ -172,5 +172,5 @@ def test_each_compiles_alone(name: str) -> None:
 
 def test_a_rule_with_infinite_numbers_compiles() -> None:
     """NVRTC has no headers, and no INFINITY."""
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     nvrtc.compile_cuda(source.text(infinite), (instance(infinite, (F32,), 512, "TableAt"),), "sm_90")

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_errors import assert_clean
 from file_support import open_files
-from gpu_support import NEEDED
+from gpu_support import NEEDED, assert_clean
 from often import long_but
 from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
 from stand_ins import refusal

@@ -26,7 +26,7 @@ TRAJECTORIES = [
 @pytest.mark.parametrize(("case", "device", "options"), TRAJECTORIES)
 def test_every_bit_is_what_it_was(case: Case, device: str, options: Options) -> None:
     known = recorded()
-    assert str(case) in known, f"{FILE.name} has no digest for {case}; record it (tests/helpers/golden.py)"
+    assert str(case) in known, f"{FILE.name} has no digest for {case}; record it (tests/optim/golden.py)"
     steps = STEPS if device == "cuda" or not options else DIGESTS_AFTER[1]
     found = trajectory(case, device, options, steps).split()
     assert found == known[str(case)].split()[: len(found)]

@@ -25,7 +25,8 @@ SUITES = (
 #: A plugin: records the new trajectory, and leaves one test of it in each file; says how many there were.
 PLUGIN = """
 import collections, json, pathlib
-import captured_toys, golden
+from tests.gpu import captured_toys
+from tests.optim import golden
 
 def pytest_configure():
     golden.record()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import nvrtc_support
+import kernel_texts
 import pytest
 import torch
 from children import python
@@ -52,7 +52,7 @@ def test_autograd_notices_what_was_overwritten(device: str) -> None:
 
 
 def test_nvrtc_takes_the_text() -> None:
-    library = nvrtc_support.nvrtc()
+    library = kernel_texts.nvrtc()
     error, program = library.nvrtcCreateProgram(CUDA.encode(), b"scale_into.cu", 0, [], [])
     assert error == 0
     with ThreadPoolExecutor(1) as own:  # NVRTC 12.4 leaves its thread in another locale

@@ -8,10 +8,10 @@ import math
 import pickle
 from typing import Any, ClassVar
 
-import nvrtc_support
+import kernel_texts
 import pytest
 import torch
-from kernel_names import instance
+from kernel_texts import instance
 from often import long_but
 from support import BF16, F16, F32, F64
 
@@ -163,7 +163,7 @@ def test_in_an_optimizer_it_trains_as_its_parts_do() -> None:
 
 
 def test_it_compiles() -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     made = MADE[0]
     types = (FORMATS["bfloat16"], FORMATS["float16"], CODES, CODES)
     names = [instance(made, (BF16, F16, F32, F32), 512, "TableAt"), source.instance(made, types, 512, "TableAt")]

@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import kernel_texts
 import numpy as np
-import nvrtc_support
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -345,7 +345,7 @@ def assert_no_padding(dtype: np.dtype) -> None:
 
 
 def compile_with(extra: str, text: str | None = None) -> None:
-    nvrtc_support.nvrtc()
+    kernel_texts.nvrtc()
     nvrtc.compile_cuda(f"{text or source.text(None)}\n{extra}\n", (), "sm_90")
 
 

@@ -3,7 +3,7 @@
 Timm, torchmetrics and transformers import it. Pip may find a torchvision made for CUDA beside a CPU build of torch; its
 Python then fails at the operators that its library would have declared. They are declared here; nobody here calls one.
 
-    python tests/helpers/torchvision_operators.py examples/lightning_fit.py  # a program beside such a torchvision
+    python tests/clients/torchvision_operators.py examples/lightning_fit.py  # a program beside such a torchvision
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Inputs come from integer arithmetic, so that no generator of random numbers has 
 devices, compilers and placements: rules round as IEEE says.  (One with ``exp`` or ``log`` would need one per library.)
 To record those that are missing (delete a line of the file to have it recorded anew), from the root of the project:
 
-    PYTHONPATH=.:tests/helpers python tests/helpers/golden.py --record
+    PYTHONPATH=.:tests/helpers python tests/optim/golden.py --record
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from math import exp, log
 from typing import Any
 
 import torch
-from reference_lion import mean_of, number
 
 Tensor = torch.Tensor
 
@@ -106,6 +105,56 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], least_beta: flo
     Written.__name__ = Written.__qualname__ = ours.__name__.removeprefix("Paged")
     globals()[Written.__name__] = Written  # where pickles find it
     return Written
+
+
+def mean_of(p: torch.Tensor, state: dict[str, Any], name: str) -> torch.Tensor:
+    """A parameter's momentum, made if there is none.
+
+    Raises:
+        RuntimeError: the gradient is sparse, or the momentum is not of the parameter's shape and kind.
+        NotImplementedError: the parameter has integers.
+    """
+    if p.grad is not None and p.grad.is_sparse:
+        raise RuntimeError("sparse gradients")
+    if state.get(name) is None:
+        state[name] = torch.zeros_like(p)
+    found: torch.Tensor = state[name]
+    if not (p.is_floating_point() or p.is_complex()):
+        raise NotImplementedError(f"a parameter of {p.dtype}")
+    kinds = p.is_complex(), p.is_floating_point()
+    if found.shape != p.shape or (found.is_complex(), found.is_floating_point()) != kinds:
+        raise RuntimeError(f"{name} is {found.dtype} {tuple(found.shape)}")
+    return found
+
+
+def number(value: Any) -> float:
+    """A hyperparameter that is a number or a tensor of one.
+
+    Raises:
+        TypeError: it is a text.
+    """
+    if isinstance(value, str):
+        raise TypeError(f"{value!r} is a text")
+    return float(value.item() if isinstance(value, torch.Tensor) else value)
+
+
+class Adagrad(torch.optim.Adagrad):
+    """Torch's; older ones make state at construction alone: here a parameter without state gets it later."""
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        first = self.defaults["initial_accumulator_value"]
+        for p in group["params"]:
+            if p.grad is not None and not self.state[p]:
+                like = torch.optim.Adagrad([p], initial_accumulator_value=first, fused=group["fused"])
+                self.state[p].update(like.state[p])
+        return super()._init_group(group, *lists)
+
+
+def lion(g, x, m, *, lr, betas, weight_decay):  # type: ignore[no-untyped-def]
+    """Algorithm 2 of Chen et al. 2023, as in their google/automl."""
+    b1, b2 = betas
+    update = (m * b1 + g * (1 - b1)).sign()
+    return {"x": x * (1 - lr * weight_decay) - update * lr, "exp_avg": m * b2 + g * (1 - b2)}
 
 
 def ademamix(g, x, m1, m2, v, *, t, lr, betas, eps, weight_decay, alpha, alpha_warmup, beta3_warmup):  # type: ignore[no-untyped-def]
