@@ -21,7 +21,6 @@ from stand_ins import raising
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cuda, source
 from pagedopt.kernels.nvrtc import CompileError
-from pagedopt.placements import store
 from pagedopt.system import driver
 from pagedopt.system.copies import Copy
 from tests.optim.faults import Scene, Stage, expected
@@ -96,16 +95,6 @@ def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monk
         hit_copy(nth, raising(KeyboardInterrupt()), opt.step, monkeypatch)
     assert not opt.damaged
     assert same(before, everything(params, opt))
-
-
-def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = set_up(Scene("first step", "spilled", "adamw", "cuda"))
-    with monkeypatch.context() as here:
-        here.setattr(store, "ring_for", raising(torch.OutOfMemoryError("no slots, says the test")))
-        with pytest.raises(torch.OutOfMemoryError, match="says the test"):
-            stage.act()
-    assert_clean()
-    assert stage.verdict(may_be_damaged=False) == "before"
 
 
 @pytest.mark.exclusive

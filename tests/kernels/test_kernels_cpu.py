@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from children import python
-from gpu_support import DEVICES
+from gpu_support import DEVICES, NEEDED
 from often import MARKS
 from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
@@ -157,16 +157,21 @@ def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
 # ---- the language of rules ----
 
 
+#: What g++, which plays the CUDA text, may not show of a GPU.
+ON_GPU = [pytest.param(name, "cuda", marks=NEEDED) for name in ("extremes", "choices", "powers", "functions")]
+
+
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("name", PARTS)
-def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in PARTS), *ON_GPU])
+def test_every_part_of_the_language(name: str, device: str, dtype: torch.dtype) -> None:
     rule, in_torch, roundings = PARTS[name]
     inputs = special_inputs(rule, dtype)
     want = in_torch(*inputs)
-    lists = [[t.clone()] for t in inputs]
+    lists = [[t.to(device, copy=True)] for t in inputs]
     multi_tensor_apply(rule, lists)
     for j, expect in zip(rule.writes, want, strict=True):
-        assert same_values(lists[j][0], expect, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {expect}"
+        got = lists[j][0].cpu()
+        assert same_values(got, expect, roundings), f"{rule.inputs[j]}: {got} is not {expect}"
     for value, expect in zip(rule.reference(*inputs), want, strict=True):
         assert same_values(value.to(dtype).expand_as(expect).contiguous(), expect, roundings)
 

@@ -106,6 +106,15 @@ def test_gradients_that_no_captured_kernel_can_read_are_refused_first(
         captured.refresh(optimizer)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no gradients of another dtype")
+def test_a_gradient_of_another_dtype_is_refused(world: tuple[Params, Any, CapturedStep]) -> None:
+    params, optimizer, captured = world
+    params[1].grad, params[1].grad_dtype = None, torch.bfloat16
+    params[1].grad = torch.ones_like(params[1], dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"the gradient of parameter 1 is torch.bfloat16, the captured one reads"):
+        captured.refresh(optimizer)
+
+
 def test_a_refresh_that_was_broken_off_is_named(
     world: tuple[Params, Any, CapturedStep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
