@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -112,15 +112,26 @@ def _compile() -> None:
             cache.store(_reason(), done.stderr.encode())
             return
         data = target.read_bytes()
-    cache.store(_reason(), b"loading it ended the process")  # unless it does not
+    if not (fork := os.fork()):
+        _try(data)
+    if os.waitpid(fork, 0)[1] == 0:
+        cache.store(_file(), data)
+        if (reason := cache.find(_reason())) is not None:
+            reason.path.unlink(missing_ok=True)
+    elif _failure() is None:
+        cache.store(_reason(), b"loading it ended the process")
+
+
+def _try(data: bytes) -> NoReturn:
+    """Load the extension in a process that this may end; keep the error that Python raises."""
+    status = 1
     try:
         _load(data)
-    except ImportError as error:
+        status = 0
+    except Exception as error:
         cache.store(_reason(), str(error).encode())
-        return
-    cache.store(_file(), data)
-    if (reason := cache.find(_reason())) is not None:
-        reason.path.unlink(missing_ok=True)
+    finally:
+        os._exit(status)
 
 
 def _reason() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import re
@@ -18,6 +17,7 @@ from formats_under_test import TwoHalves
 from int8_oracle import Draw
 from int8_support import get, put, same
 from nvrtc_support import nvrtc
+from optim_support import ready
 from support import BF16, F32
 
 import pagedopt
@@ -46,23 +46,20 @@ def test_formats_of_known_states_are_taken(state_format: StateFormat, states: tu
     ids=str,
 )  # fmt: skip
 def test_dtypes_and_short_names_are_formats_too(given: Any, name: str) -> None:
-    for said, key in ((given, given), ({"exp_avg": given}, given)):
+    for said in (given, {"exp_avg": given}):
         check_format(said, STATES)
-        assert chosen_format(said, "exp_avg") is FORMATS[name], key
-    net = torch.nn.Linear(3, 2)
-    # Lion's state holds no squares, so that it takes float16, too.
-    one, other = (pagedopt.PagedLion(net.parameters(), state_format=form) for form in (given, name))
-    net(torch.ones(1, 3)).sum().backward()
-    for optimizer in (one, other):
+        assert chosen_format(said, "exp_avg") is FORMATS[name]
+
+
+def test_an_optimizer_says_what_the_user_said() -> None:
+    optimizers = [pagedopt.PagedAdamW([ready()], state_format=form) for form in ("bf16", "bfloat16")]
+    for optimizer in optimizers:
         optimizer.step()
-    assert (
-        one.state[net.weight]["exp_avg"].dtype
-        is other.state[net.weight]["exp_avg"].dtype
-        is FORMATS[name].columns[0].dtype
-    )
-    assert copy.deepcopy(one).state_format == given
-    first, second = (pagedopt.estimate([(5, 5)], rule="lion", state_format=form) for form in (given, name))
-    assert first == second
+        (state,) = optimizer.state.values()
+        assert state["exp_avg"].dtype is BF16
+    assert copy.deepcopy(optimizers[0]).state_format == "bf16"
+    one, other = (pagedopt.estimate([(5, 5)], rule="adamw", state_format=form) for form in ("bf16", "bfloat16"))
+    assert one == other
 
 
 def test_names_are_those_of_the_formats_there_are() -> None:
@@ -73,31 +70,24 @@ def test_names_are_those_of_the_formats_there_are() -> None:
     assert set(names.SHORT.values()) == set(names.NAMES)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64, torch.float8_e4m3fn])
-def test_dtypes_that_state_cannot_have_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"state_format is {dtype}; there are float32"):
-        check_format(dtype)
+KNOWN = "there are float32, bfloat16, float16, float64, int8, or None"
+UNKNOWN: list[tuple[Any, Any, str]] = [
+    *((dtype, None, f"state_format is {dtype}; there are float32") for dtype in (torch.int8, torch.complex64)),
+    ("int4", None, f"state_format is 'int4'; {KNOWN}"),
+    ({"exp_avg": "int4"}, STATES, f"state_format is 'int4'; {KNOWN}"),
+    ({"no_such": "bfloat16"}, STATES, "state_format names the state 'no_such'; there are exp_avg, exp_avg_sq"),
+    ({"no_such": None}, STATES, "state_format names the state 'no_such'; there are exp_avg, exp_avg_sq"),
+    ({"momentum_buffer": "bfloat16"}, (), "'momentum_buffer'; there is none"),
+    # A class in the place of an object is answered with what to write.
+    ({"exp_avg": TwoHalves}, None, "a pagedopt.formats.Format (an object: TwoHalves()), or None"),
+    (5, None, "a pagedopt.formats.Format, or None"),
+]
 
 
-@pytest.mark.parametrize("states", [None, STATES])
-def test_an_unknown_format_is_refused(states: tuple[str, ...] | None) -> None:
-    for state_format in ("int4", {"exp_avg": "int4"}):
-        with pytest.raises(
-            ValueError, match="state_format is 'int4'; there are float32, bfloat16, float16, float64, int8, or None"
-        ):
-            check_format(state_format, states)
-
-
-@pytest.mark.parametrize("value", ["bfloat16", None])
-def test_an_unknown_state_is_refused_with_the_names_there_are(value: str | None) -> None:
-    text = "state_format names the state 'no_such_state'; there are exp_avg, exp_avg_sq"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        check_format({"exp_avg": "bfloat16", "no_such_state": value}, STATES)
-
-
-def test_an_optimizer_without_state_says_so() -> None:
-    with pytest.raises(ValueError, match="'momentum_buffer'; there is none"):
-        check_format({"momentum_buffer": "bfloat16"}, ())
+@pytest.mark.parametrize(("given", "states", "text"), UNKNOWN)
+def test_what_is_no_format_or_no_state_is_refused_with_those_there_are(given: Any, states: Any, text: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(text)):
+        check_format(given, states)
 
 
 def test_any_state_may_be_named_where_states_are_not_known() -> None:
@@ -110,21 +100,6 @@ def test_numbers_are_encoded_as_torch_converts_them(form: Format) -> None:
     (stored,) = form.encode(values)
     assert torch.equal(stored, values.to(form.columns[0].dtype))
     assert torch.equal(form.decode(stored, numel=257), stored.to(form.arithmetic))
-
-
-def test_no_room_but_this_one_lists_dtypes() -> None:
-    """A container of several in one expression: of any other module, that says what formats are to say."""
-    package = Path(pagedopt.__file__).parent
-    dtypes = {name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}
-    found = []
-    for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict):
-                items = (node.keys + node.values) if isinstance(node, ast.Dict) else node.elts
-                named = [i for i in items if isinstance(i, ast.Attribute) and i.attr in dtypes]
-                if len(named) > 1 and path.parent.name != "formats":
-                    found.append(f"{path}:{node.lineno}")
-    assert found == []
 
 
 def eighths(**changes: Any) -> ElementFormat:
@@ -151,19 +126,34 @@ class Eighths(Decoded):
 WHOLE = {"numba_load": "S({})", "numba_store": "_np.int8({})"}
 
 
-MADE_WRONG = [
-    ({"numba_type": "int8"}, "format 'eighths': numba_type is 'int8'; write '_np.int8'"),
-    ({"cuda_type": "nosuch"}, "its CUDA text does not load or store a nosuch: "),
-    ({"cuda_text": "this is no C++"}, "its CUDA text does not load or store a signed char: format eighths(1): error: "),
+#: Texts that cannot work, of one format or another.
+WRONG_TEXTS: list[tuple[Any, dict[str, str], str]] = [
+    (eighths, {"numba_type": "int8"}, "format 'eighths': numba_type is 'int8'; write '_np.int8'"),
+    (eighths, {"cuda_type": "nosuch"}, "its CUDA text does not load or store a nosuch: "),
+    (eighths, {"cuda_text": "this is no C++"}, "does not load or store a signed char: format eighths(1): error: "),
+    (eighths, {"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
+    (eighths, {"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
+    (eighths, {"numba_load": "S({}) / / 8"}, "'eighths': numba_load is not an expression of Python: invalid syntax"),
+    (eighths, {"numba_load": "S(8)"}, "'eighths': numba_load is 'S(8)'; it needs {} in place of the element"),
+    (eighths, {"numba_store": "{value}"}, "'eighths': numba_store is '{value}'; braces but {} are doubled"),
+    (eighths, {"numba_store": "np.int8({})"}, "numba_store uses the name np; there are S, _np, _numbers"),
+    (eighths, {"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),
+    (TwoHalves, {"numba_load": " "}, "format 'two halves': numba_load is empty; give statements"),
+    (TwoHalves, {"numba_store": "# nothing"}, "format 'two halves': numba_store is empty; give statements"),
+    (TwoHalves, {"numba_load": "for i in range(live)"}, "is not statements of Python: expected ':', in 'for i in"),
+    (TwoHalves, {"numba_load": "x[:live] = lost * codes"}, "numba_load uses the name codes; there are S, "),
+    (TwoHalves, {"numba_store": "lost[0] = element_sin(x[0])"}, "numba_store uses the name element_sin"),
 ]
 
 
-@pytest.mark.parametrize(("changes", "text"), MADE_WRONG)
-def test_a_text_that_cannot_work_is_refused_when_the_format_is_made(changes: dict[str, str], text: str) -> None:
-    if "numba_type" not in changes:
+@pytest.mark.parametrize(("make", "changes", "text"), WRONG_TEXTS, ids=lambda x: str(x) if isinstance(x, dict) else "")
+def test_a_text_that_cannot_work_is_refused_when_the_format_is_made(
+    make: Any, changes: dict[str, str], text: str
+) -> None:
+    if any("cuda" in name for name in changes):
         nvrtc()
     with pytest.raises(ValueError, match=re.escape(text)):
-        eighths(**changes)
+        make(**changes)
 
 
 def test_where_nvrtc_is_missing_no_text_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,48 +205,9 @@ def test_a_format_that_scales_is_in_state_dicts_what_it_is_in_kernels() -> None:
     assert torch.equal(mine.decoded_state_dict()["state"][0]["momentum_buffer"], other.state[q]["momentum_buffer"])
 
 
-BAD_EXPRESSIONS = [
-    ({"numba_load": ""}, "format 'eighths': numba_load is empty; give an expression"),
-    ({"numba_type": ""}, "format 'eighths': numba_type is empty; give an expression"),
-    ({"numba_load": "S({}) / / 8"}, "format 'eighths': numba_load is not an expression of Python: invalid syntax"),
-    ({"numba_load": "S(8)"}, "format 'eighths': numba_load is 'S(8)'; it needs {} in place of the element"),
-    ({"numba_store": "{value}"}, "format 'eighths': numba_store is '{value}'; braces but {} are doubled"),
-    ({"numba_store": "np.int8({})"}, "format 'eighths': numba_store uses the name np; there are S, _np, _numbers"),
-    ({"numba_type": "int8_t"}, "format 'eighths': numba_type uses the name int8_t; there are _np"),
-]
-
-
-@pytest.mark.parametrize(("changes", "text"), BAD_EXPRESSIONS)
-def test_an_expression_that_cannot_be_is_refused_by_the_name_of_its_format(changes: dict[str, str], text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        eighths(**changes)
-
-
-BAD_STATEMENTS = [
-    ({"numba_load": " "}, "format 'two halves': numba_load is empty; give statements"),
-    ({"numba_store": "# nothing"}, "format 'two halves': numba_store is empty; give statements"),
-    ({"numba_load": "for i in range(live)"}, "numba_load is not statements of Python: expected ':', in 'for i in"),
-    ({"numba_load": "x[:live] = lost * codes"}, "format 'two halves': numba_load uses the name codes; there are S, "),
-    ({"numba_store": "lost[0] = element_sin(x[0])"}, "'two halves': numba_store uses the name element_sin"),
-]
-
-
-@pytest.mark.parametrize(("changes", "text"), BAD_STATEMENTS)
-def test_statements_that_cannot_be_are_refused_by_the_name_of_their_format(changes: dict[str, str], text: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(text)):
-        TwoHalves(**changes)
-
-
 def test_the_functions_that_a_text_may_call_are_those_there_are() -> None:
     found = re.findall(r"^def (element_\w+|float_of|bits_of)\(", Path(numba_numbers.__file__).read_text(), re.M)
     assert set(found) == FUNCTIONS
-
-
-def test_a_class_in_the_place_of_an_object_is_answered_with_what_to_write() -> None:
-    with pytest.raises(TypeError, match=r"a pagedopt\.formats\.Format \(an object: TwoHalves\(\)\), or None"):
-        check_format({"exp_avg": TwoHalves})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match=r"a pagedopt\.formats\.Format, or None"):
-        check_format(5)  # type: ignore[arg-type]
 
 
 # --- parameters of 16 bits with nothing lost: which bits are stored, that chance has no mean, and what is read --------

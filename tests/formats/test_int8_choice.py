@@ -27,7 +27,7 @@ STATES: list[tuple[Moment, float | None, Rounding, Format]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("moment", "decay", "rounding", "form"), STATES, ids=str)
+@pytest.mark.parametrize(("moment", "decay", "rounding", "form"), STATES)
 def test_sign_decay_and_rounding_choose_the_format(
     moment: Moment, decay: float | None, rounding: Rounding, form: Format
 ) -> None:

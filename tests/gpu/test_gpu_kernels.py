@@ -9,12 +9,14 @@ import pytest
 import torch
 from gpu_support import launching
 from int8_support import same
+from rules_under_test import PARTS, same_values, special_inputs
 from support import (
     BAND,
     BF16,
     DTYPES,
     F16,
     F32,
+    F64,
     SIZES,
     Lists,
     assert_updated,
@@ -71,6 +73,17 @@ def test_a_few_lists_misaligned_among_aligned_ones() -> None:
     for lists in (aligned, mixed):
         multi_tensor_apply(ADAMW, lists, scalars_for(ADAMW))
     assert same_bits(aligned, mixed)
+
+
+@pytest.mark.parametrize("name", ["extremes", "choices", "powers", "functions"])
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_the_language_of_rules(name: str, dtype: torch.dtype) -> None:
+    rule, in_torch, roundings = PARTS[name]
+    inputs = special_inputs(rule, dtype)
+    lists: Lists = [[t.cuda()] for t in inputs]
+    multi_tensor_apply(rule, lists)
+    for j, want in zip(rule.writes, in_torch(*inputs), strict=True):
+        assert same_values(lists[j][0].cpu(), want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

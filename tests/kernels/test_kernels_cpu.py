@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from children import python
-from gpu_support import DEVICES, NEEDED
+from gpu_support import DEVICES
 from often import MARKS
-from rules_under_test import MANY, PARTS, copied, filled, many, same_values, special_inputs, steps, steps_in_torch, swap
+from rules_under_test import copied, same_values
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
 
 from pagedopt import Sweep, multi_tensor_apply
@@ -72,17 +72,6 @@ def test_out_of_place_leaves_the_inputs(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(inplace[j], results, strict=True))
 
 
-@pytest.mark.parametrize("name", ["sgd", "sgd_momentum", "adamw"])
-def test_flags_reach_the_kernel(name: str) -> None:
-    rule, dtypes = RULES[name], (F32,) * len(RULES[name].inputs)
-    before = lists_for(rule, (4097,), dtypes)
-    flags = {"maximize": 1.0, "step": 1.0, "nesterov": 0.0, "weight_decay": 0.0}
-    scalars = scalars_for(rule, **{k: v for k, v in flags.items() if k in rule.scalars})
-    after = clone(before)
-    multi_tensor_apply(rule, after, scalars)
-    assert_updated(rule, before, after, scalars)
-
-
 @pytest.mark.parametrize("gap", [1, 3])
 @pytest.mark.parametrize("dtypes", [FLOATS, (BF16, BF16, F32, F32)], ids=["float32", "bfloat16"])
 def test_views_aligned_to_an_element_only(dtypes: tuple[torch.dtype, ...], gap: int) -> None:
@@ -98,27 +87,6 @@ def test_views_aligned_to_an_element_only(dtypes: tuple[torch.dtype, ...], gap: 
                 assert (around[-gap:] == 7).all(), "written past the end of a view"
 
 
-def test_each_row_takes_its_own_set_of_scalars() -> None:
-    sets = (2, 0, 1, 2)
-    before = lists_for(ADAMW, (5000, 3, 700, 2049), FLOATS)
-    after = clone(before)
-    scalars = [scalars_for(ADAMW, lr=lr, weight_decay=wd) for lr, wd in ((0.3, 0.2), (0.05, 0.0), (0.7, 0.5))]
-    sweep = Sweep(ADAMW, after, sets=3)
-    sweep.table.host.set_sets(sets)
-    sweep.run([ADAMW.uniforms(s) for s in scalars])
-    assert_updated(ADAMW, before, after, *scalars, sets=sets)
-
-
-def test_absent_tensors_are_skipped() -> None:
-    before = lists_for(ADAMW, (3000, 40, 4097), FLOATS)
-    before[1][1] = None
-    after = clone(before)
-    Sweep(ADAMW, after).run(scalars_for(ADAMW))
-    assert_updated(ADAMW, before, after, scalars_for(ADAMW))
-    for j in (0, 2, 3):
-        assert torch.equal(after[j][1], before[j][1])
-
-
 def test_a_list_that_was_absent_at_first_brings_its_dtype() -> None:
     rule = RULES["sgd"]
     before = lists_for(rule, (3000, 40), (BF16, BF16))
@@ -132,20 +100,6 @@ def test_a_list_that_was_absent_at_first_brings_its_dtype() -> None:
         sweep.refresh([None, [torch.ones(3000).int(), None]])
 
 
-def test_many_steps_drift_by_rounding_only() -> None:
-    after = lists_for(ADAMW, (4097,), FLOATS)
-    exact = [tensors[0].double() for tensors in after]
-    sweep = Sweep(ADAMW, after)
-    generator = torch.Generator().manual_seed(3)
-    for step in range(1, 41):
-        after[1][0].copy_(torch.randn(4097, generator=generator))
-        scalars = scalars_for(ADAMW, step, lr=0.03)
-        exact[0], exact[2], exact[3] = ADAMW.reference(exact[0], after[1][0].double(), *exact[2:], **scalars)
-        sweep.run(scalars)
-    torch.testing.assert_close(after[0][0].double(), exact[0], rtol=3e-6, atol=3e-6)
-    assert (exact[0] - lists_for(ADAMW, (4097,), FLOATS)[0][0]).abs().median() > 0.1
-
-
 @pytest.mark.parametrize("shape", [Geometry(48, 32), Geometry(4080, 512), Geometry(1 << 20, 512)], ids=str)
 def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
     one, other = lists_for(ADAMW, SIZES, FLOATS), lists_for(ADAMW, SIZES, FLOATS)
@@ -154,57 +108,7 @@ def test_how_the_work_is_cut_changes_no_bit(shape: Geometry) -> None:
     assert same_bits(one, other)
 
 
-# ---- the language of rules ----
-
-
-#: What g++, which plays the CUDA text, may not show of a GPU.
-ON_GPU = [pytest.param(name, "cuda", marks=NEEDED) for name in ("extremes", "choices", "powers", "functions")]
-
-
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize(("name", "device"), [*((name, "cpu") for name in PARTS), *ON_GPU])
-def test_every_part_of_the_language(name: str, device: str, dtype: torch.dtype) -> None:
-    rule, in_torch, roundings = PARTS[name]
-    inputs = special_inputs(rule, dtype)
-    want = in_torch(*inputs)
-    lists = [[t.to(device, copy=True)] for t in inputs]
-    multi_tensor_apply(rule, lists)
-    for j, expect in zip(rule.writes, want, strict=True):
-        got = lists[j][0].cpu()
-        assert same_values(got, expect, roundings), f"{rule.inputs[j]}: {got} is not {expect}"
-    for value, expect in zip(rule.reference(*inputs), want, strict=True):
-        assert same_values(value.to(dtype).expand_as(expect).contiguous(), expect, roundings)
-
-
-@pytest.mark.parametrize("flag", [0.0, 1.0])
-def test_locals_and_results_that_read_each_other(flag: float) -> None:
-    a, b = torch.randn(100, dtype=F64), torch.randn(100, dtype=F64)
-    want = steps_in_torch(a, b, 0.3, flag)
-    multi_tensor_apply(steps, [[a], [b]], {"rate": 0.3, "flag": flag})
-    torch.testing.assert_close((a, b), want, rtol=1e-14, atol=1e-14)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_element_may_take_the_value_of_a_hyperparameter(dtype: torch.dtype) -> None:
-    a, b = torch.arange(5, dtype=dtype), torch.arange(5, dtype=dtype)
-    want = (torch.full_like(a, 1.5), 3 * b)
-    torch.testing.assert_close(filled.reference(a, b, value=3.0), want, rtol=0, atol=0)
-    multi_tensor_apply(filled, [[a], [b]], {"value": 3.0})
-    torch.testing.assert_close((a, b), want, rtol=0, atol=0)
-    assert filled(7.0, 2.0, value=3.0) == (1.5, 6.0)
-
-
-def test_many_hyperparameters() -> None:
-    a, b = torch.randn(3000, dtype=F64), torch.randn(3000, dtype=F64)
-    (want,) = many.reference(a, b, **MANY)
-    multi_tensor_apply(many, [[a], [b]], MANY)
-    torch.testing.assert_close(a, want, rtol=1e-13, atol=1e-13)
-
-
-def test_two_lists_change_places() -> None:
-    a, b = torch.arange(5.0), -torch.arange(5.0)
-    multi_tensor_apply(swap, [[a], [b]])
-    assert (a.tolist(), b.tolist()) == ([0, -1, -2, -3, -4], [0, 1, 2, 3, 4])
+# ---- conversions ----
 
 
 def every_value(dtype: torch.dtype) -> torch.Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 import nvrtc_support
 import pytest
 import torch
-from host_build import build, functors, launch
 from kernel_names import instance, sums_instance
 from support import BF16, DTYPES, F16, F32, F64
 
@@ -21,6 +20,7 @@ from pagedopt.launch.on_device import FACTOR, Factor
 from pagedopt.launch.sums import SquaresList, added
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from tests.card.kernels import build, functors, launch
 from tests.tables.test_table import assert_no_padding, assertions, compile_with
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)
@@ -157,8 +157,7 @@ def exact(tensors: list[torch.Tensor], order: int) -> float:
     return float(wide.max() if order == 0 else (wide**order).sum())
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("first", [0, 1], ids=["aligned", "not aligned"])
+@pytest.mark.parametrize(("first", "backwards"), [(0, False), (1, True)], ids=["aligned", "not aligned, backwards"])
 @pytest.mark.parametrize("variant", range(len(VARIANTS)), ids=lambda v: str(VARIANTS[v]).replace("torch.", ""))
 def test_both_texts_add_in_one_order(
     variant: int, first: int, backwards: bool, capfd: pytest.CaptureFixture[str]

@@ -1,8 +1,11 @@
-"""The CUDA text of formats: played by g++, it leaves Numba's bits and the oracle's; NVRTC compiles it."""
+"""The text of formats, ours and others': played by g++ it leaves Numba's bits and the oracle's; NVRTC compiles it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +14,27 @@ import numpy as np
 import nvrtc_support
 import pytest
 import torch
-from host_build import Play, build, functors, launch
+from formats_under_test import TwoHalves, WhereItStands
 from int8_oracle import Draw
 from int8_support import get, put, same
-from support import BF16, F16, F32, F64, scalars_for
+from often import long_but
+from support import BF16, F16, F32, F64, same_bits, scalars_for, threads
 
+import pagedopt
 from pagedopt import Sweep
+from pagedopt.formats import Column
 from pagedopt.formats.floating import of_dtype
 from pagedopt.formats.format import Format
 from pagedopt.formats.int8 import FIRST, SECOND
 from pagedopt.formats.sixteen import DRAWN, SPLIT
-from pagedopt.kernels import nvrtc, source
+from pagedopt.kernels import cpu_text, nvrtc, source
+from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
+from tests.card.kernels import Play, build, functors, launch
+from tests.outside.element_format import Fixed16
+from tests.outside.format import Int8Blocks
 
 ADAMW, LION = RULES["adamw"], RULES["lion"]
 #: Of parameters: parts of quads, whole blocks and parts of them, more than a round of a warp or of a block of threads,
@@ -57,12 +67,32 @@ def values_of(name: str, numel: int, generator: torch.Generator) -> torch.Tensor
     return values
 
 
+def magnitudes(name: str, numel: int, generator: torch.Generator) -> torch.Tensor:
+    """Ordinary numbers that are not negative, and zeros in some blocks."""
+    values = torch.randn(numel, generator=generator).abs()
+    values[numel // 2 : numel // 2 + 200] = 0
+    return values
+
+
+@pagedopt.rule
+def falling(param, grad, level, *, by):  # type: ignore[no-untyped-def]
+    """What is behind the last element, which is 0, becomes the largest of its block."""
+    param = param - grad
+    level = level - by
+    return param, level
+
+
+def numbers_for(rule: Rule) -> dict[str, float]:
+    return {"by": 1.0} if rule is falling else scalars_for(rule)
+
+
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels of one text: ``variants`` of them, and the ``formats`` whose texts they need."""
+    """Kernels of one text: ``variants`` of them, the ``formats`` whose texts they need, and what they are run on."""
 
     variants: Sequence[Variant]
     formats: tuple[Format, ...]
+    values: Callable[[str, int, torch.Generator], torch.Tensor] = values_of
 
     @property
     def rules(self) -> list[Rule]:
@@ -81,7 +111,7 @@ class Kernels:
         for name, form in zip(rule.inputs, formats, strict=True):
             parts = []
             for n in SIZES:
-                encoded = form.encode(values_of(name, n, generator).to(form.arithmetic))
+                encoded = form.encode(self.values(name, n, generator).to(form.arithmetic))
                 room = [torch.full((len(t) + gap + 9,), 7).to(t.dtype) for t in encoded]
                 parts.append([r[gap : gap + len(t)].copy_(t) for r, t in zip(room, encoded, strict=True)])
             columns.append([list(column) for column in zip(*parts, strict=True)])
@@ -94,9 +124,9 @@ class Kernels:
         lists = self.lists_of(index, gap)
         sweep = Sweep(rule, lists, formats=formats, geometry=SHAPES[threads], numbers=NUMBERS, **how)
         if use == "Numba":
-            sweep.run(scalars_for(rule), seed=SEED)
+            sweep.run(numbers_for(rule), seed=SEED)
         else:
-            sweep.set_scalars([rule.uniforms(scalars_for(rule))], SEED)
+            sweep.set_scalars([rule.uniforms(numbers_for(rule))], SEED)
             launch(self.play(index), sweep.table.host, 0, backwards)
         return lists
 
@@ -115,6 +145,7 @@ class Kernels:
 def variant(
     rule: Rule, param: Format | torch.dtype, grad: torch.dtype | None, threads: int, *states: Format
 ) -> Variant:
+    """A gradient of None: the rule has none."""
     grads = [] if grad is None else [of_dtype(grad)]
     plain = [of_dtype(F32)] * (len(rule.inputs) - 2)
     return rule, (param if isinstance(param, Format) else of_dtype(param), *grads, *(states or plain)), threads
@@ -143,6 +174,15 @@ PATTERNS = [
     for rule, threads in ((get, 32), (put, 512))
 ]
 SIXTEEN = Kernels([*UPDATES, *PATTERNS], (*DRAWN_INT8, *SPLIT.values()))
+BLOCKS, PLACES, HALVES, FIXED = Int8Blocks(), WhereItStands(), TwoHalves(), Fixed16()
+#: What users write.
+OTHERS = Kernels([
+    variant(ADAMW, F32, F32, 32, BLOCKS, BLOCKS), variant(ADAMW, F32, F32, 512, BLOCKS, BLOCKS),
+    variant(ADAMW, BF16, F32, 512, BLOCKS, BLOCKS), variant(LION, F32, F32, 32, BLOCKS),
+    variant(LION, F64, F32, 32, PLACES), variant(ADAMW, HALVES, F32, 512),
+    variant(ADAMW, F32, F32, 512, PLACES, BLOCKS),  # blocks of different sizes
+    variant(falling, F32, F32, 32, BLOCKS), variant(LION, F32, F32, 512, FIXED), variant(LION, F64, F32, 512, FIXED),
+], (BLOCKS, PLACES, HALVES, FIXED), magnitudes)  # fmt: skip
 
 
 def indices(kernels: Kernels, *often: int, long: Sequence[int] = ()) -> list[Any]:
@@ -152,17 +192,18 @@ def indices(kernels: Kernels, *often: int, long: Sequence[int] = ()) -> list[Any
     return [pytest.param(kernels, i, id=names[i], marks=marks) for i, marks in marked]
 
 
-def rows_of(cut: int, columns: int) -> Rows:
+def rows_of(cut: int) -> Rows:
     """Parameters of ``SIZES`` cut into rows of ``cut`` elements, the last ones first."""
     parts = [(i, at, min(cut, n - at)) for i, n in enumerate(SIZES) for at in range(0, n, cut)][::-1]
     tensor, offset, numel = (np.array(column, np.int64) for column in zip(*parts, strict=True))
-    return Rows(tensor, offset, numel, np.zeros((len(parts), columns), np.uint64))
+    return Rows(tensor, offset, numel, np.zeros((1, 1), np.uint64))
 
 
 @pytest.mark.parametrize(
     ("kernels", "index"),
-    [*indices(INT8, 1, 2, 4, 6, long=(0, 3, 5, 7, 8, 9)), *indices(SIXTEEN, *range(len(UPDATES)))],
-)
+    [*indices(INT8, 1, 2, 4, 6, long=(0, 3, 5, 7, 8, 9)), *indices(SIXTEEN, *range(len(UPDATES))),
+     *indices(OTHERS, *range(len(OTHERS.variants)))],
+)  # fmt: skip
 def test_played_threads_leave_the_bits_of_numba(
     kernels: Kernels, index: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +219,7 @@ def test_rows_that_begin_in_the_middle_of_a_parameter_change_no_bit(
 ) -> None:
     whole = kernels.updated("Numba", index)
     cut = [
-        kernels.updated(use, index, gap, rows=rows_of(numel, len(whole)))
+        kernels.updated(use, index, gap, rows=rows_of(numel))
         for use, gap, numel in (("Numba", 0, 256), ("g++", 0, 256), ("g++", 1, 1280), ("g++", 0, 4096))
     ]
     kernels.check(capfd, index, whole, *cut)
@@ -235,10 +276,17 @@ def test_a_kernel_of_float32_has_no_more_text_than_before() -> None:
     assert "Spot" not in plain
 
 
-@pytest.mark.parametrize("arch", ["sm_75", pytest.param("sm_90", marks=pytest.mark.long), "sm_100"])
-@pytest.mark.parametrize("kernels", [INT8, SIXTEEN], ids=["int8", "sixteen"])
-def test_nvrtc_compiles_all(kernels: Kernels, arch: str) -> None:
+#: What depends on the architecture is in int8 alone.
+COMPILED = [("int8", "sm_75"), ("int8", "sm_100"), ("sixteen", "sm_100"), ("others", "sm_75")]
+TO_COMPILE = long_but(
+    itertools.product(("int8", "sixteen", "others"), ("sm_75", "sm_90", "sm_100")), COMPILED.__contains__
+)
+
+
+@pytest.mark.parametrize("which", TO_COMPILE, ids=" ".join)
+def test_nvrtc_compiles_all(which: tuple[str, str]) -> None:
     """The test is skipped where it knows no such GPU."""
+    kernels, arch = {"int8": INT8, "sixteen": SIXTEEN, "others": OTHERS}[which[0]], which[1]
     library = nvrtc_support.nvrtc()
     if int(arch[3:]) not in (known := library.nvrtcGetSupportedArchs()[1]):
         pytest.skip(f"this NVRTC compiles for {known}, not for {arch}")
@@ -249,3 +297,90 @@ def test_nvrtc_compiles_all(kernels: Kernels, arch: str) -> None:
         cubin, symbols = nvrtc.compile_cuda(text, tuple(sorted(names)), arch)
         assert cubin[:4] == b"\x7fELF"
         assert len(set(symbols)) == len(names)
+
+
+# ---- formats of others ----
+
+
+def test_kernels_share_what_numba_compiles_of_a_format() -> None:
+    """A store of 8 bits is most of what it compiles; nothing in it depends on the rule or on the parameter's dtype."""
+    drawn = FIRST["by step"]
+    shared = []
+    for name, dtype in (("adamw", F32), ("adamw", BF16), ("lion", F16), ("adamw", F64)):
+        _, formats, _ = variant(RULES[name], dtype, dtype, 512, *[drawn] * (len(RULES[name].inputs) - 2))
+        shared.append({*re.findall(r"from (pagedopt_\w+)", cpu_text.source(RULES[name], formats))})
+    assert shared[0] == shared[1] == shared[2] != set()
+    assert not shared[0] & shared[3], "in float64 a number is rounded once less"
+
+
+def test_a_parameter_and_what_it_has_lost_are_a_float32() -> None:
+    kernels = Kernels([variant(ADAMW, F32, F32, 512), variant(ADAMW, HALVES, F32, 512)], (HALVES,), magnitudes)
+    whole, halves = (kernels.lists_of(index) for index in range(2))
+    for step in range(1, 4):
+        for lists, (rule, formats, _) in zip((whole, halves), kernels.variants, strict=True):
+            Sweep(rule, lists, formats=formats).run(scalars_for(rule, step))
+    for i, want in enumerate(whole[0]):
+        assert torch.equal(HALVES.decode(halves[0][i], halves[-1][i], numel=len(want)), want)
+        assert halves[0][i].dtype is BF16
+
+
+@pytest.mark.parametrize("index", [4, 6], ids=["", "beside larger blocks"])
+@pytest.mark.parametrize("rows", [None, rows_of(1024)], ids=["whole", "in parts"])
+def test_a_format_is_told_where_an_element_stands(rows: Rows | None, index: int) -> None:
+    rule, formats, _ = OTHERS.variants[index]
+    lists = OTHERS.lists_of(index)
+    Sweep(rule, lists, formats=formats, rows=rows, numbers=range(len(SIZES))).run(scalars_for(rule), seed=2**52 + 1)
+    for i, n in enumerate(SIZES):
+        assert lists[2][i].tolist() == [i] * n
+        assert lists[3][i].tolist() == list(range(n))
+        assert lists[4][i].tolist() == [2**52 + 1] * n
+
+
+def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
+    results = []
+    for rows, count in ((None, 1), (None, 3), (rows_of(128), 2)):
+        with threads(count):
+            results.append(OTHERS.updated("Numba", 0, rows=rows))
+    assert all(same_bits(results[0], other) for other in results[1:])
+
+
+NOT_TO_BE_FOLLOWED = [
+    ({"block": 48}, ValueError, "block is 48; it must be a power of two up to 1024"),
+    ({"block": 2048}, ValueError, "block is 2048"),
+    ({"columns": ()}, ValueError, "has no columns"),
+    ({"columns": (Column("a", torch.int8), Column("", torch.int8))}, ValueError, "only the first may be ''"),
+    ({"columns": (Column("a", torch.int8, 128),)}, ValueError, "an entry per 128 elements; a block has 64"),
+    ({"columns": (Column("a", torch.complex64),)}, ValueError, "is real"),
+    ({"columns": (Column("live", torch.int8),)}, ValueError, "a name that a variable may have, and none of S, "),
+    ({"columns": (Column("two words", torch.int8),)}, ValueError, "a name that a variable may have"),
+    ({"columns": (Column("lambda", torch.int8),)}, ValueError, "a name that a variable may have"),
+    ({"arithmetic": torch.bfloat16}, ValueError, "arithmetic is torch.bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "text"), NOT_TO_BE_FOLLOWED)
+def test_a_format_that_kernels_could_not_follow_is_refused(change: dict, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=re.escape(text)):
+        dataclasses.replace(BLOCKS, **change)
+
+
+def test_blocks_that_do_not_go_together_are_refused() -> None:
+    wide = dataclasses.replace(BLOCKS, name="wide", block=1024)
+    columns = Column("codes", torch.int8), Column("scale", torch.float32, 16)
+    narrow = dataclasses.replace(BLOCKS, name="narrow", block=16, columns=columns)
+    with pytest.raises(ValueError, match="'narrow' and 'wide' have blocks of 16 and 1024"):
+        Stored(ADAMW, (*map(of_dtype, (F32, F32)), wide, narrow))
+    for other in (FIRST["by step"], SECOND["nearest"]):
+        with pytest.raises(ValueError, match=r"blocks of 64 and 256 elements.* more than 128 must all have the same"):
+            Stored(ADAMW, (*map(of_dtype, (F32, F32)), BLOCKS, other))
+    with pytest.raises(ValueError, match="chunk_numel is 96; format 'int8 in blocks of 64' needs a multiple of 64"):
+        Sweep(ADAMW, OTHERS.lists_of(0), formats=OTHERS.variants[0][1], geometry=Geometry(96, 32))
+
+
+def test_a_column_of_another_dtype_or_shape_is_refused() -> None:
+    rule, forms, _ = OTHERS.variants[3]
+    lists = OTHERS.lists_of(3)
+    with pytest.raises(TypeError, match=r"exp_avg.codes is torch.uint8; format 'int8 in blocks of 64' has torch.int8"):
+        Sweep(rule, [*lists[:2], [t.to(torch.uint8) for t in lists[2]], lists[3]], formats=forms)
+    with pytest.raises(ValueError, match=r"tensor 2 of exp_avg.scale has shape \(1,\), the table has \(4,\)"):
+        Sweep(rule, [*lists[:3], [t[:1] for t in lists[3]]], formats=forms)

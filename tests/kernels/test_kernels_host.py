@@ -1,4 +1,4 @@
-"""The arithmetic of the CUDA source itself, with no GPU: g++ compiles the same text and fibers play its threads."""
+"""The arithmetic of the CUDA source, with no GPU, and Numba's: g++ compiles the text and fibers play its threads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from host_build import Play, build, functors, launch
 from kernel_names import instance
 from often import MARKS
 from rules_to_the_bit import CASES, assert_same_bits, dtypes_of, name_of, sets_in, special_lists
-from rules_under_test import MANY, PARTS, carrying, copied, filled, many, same_values, special_inputs, steps, swap
+from rules_under_test import (
+    MANY,
+    PARTS,
+    carrying,
+    copied,
+    filled,
+    many,
+    same_values,
+    special_inputs,
+    steps,
+    steps_in_torch,
+    swap,
+)
 from support import AFTER, BF16, F16, F32, F64, SIZES, Lists, assert_updated, clone, lists_for, same_bits, scalars_for
 
-from pagedopt import Sweep
+from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable, table_type
+from tests.card.kernels import Play, build, functors, launch
 
 AnyLists = Sequence[Sequence[torch.Tensor | None]]
 ADAMW = RULES["adamw"]
@@ -62,40 +74,16 @@ def run_both(
     return sets
 
 
-def check(rule: Rule, dtypes: Sequence[torch.dtype], threads: int, nbytes: int, play, capfd, **how) -> None:  # type: ignore[no-untyped-def]
-    """The played kernel agrees with the reference, and with Numba to the last bit."""
-    backwards, gap, sizes = how.get("backwards", False), how.get("gap", 0), how.get("sizes", SIZES)
-    before, played, by_numba = (lists_for(rule, sizes, dtypes, gap=gap) for _ in range(3))
-    if how.get("absent"):
-        for lists in (before, played, by_numba):
-            lists[1][3] = None
-    scalars = [scalars_for(rule, step) for step in (3, 1, 8)]
-    sets = run_both(rule, played, by_numba, scalars, lambda table: launch(play, table, nbytes, backwards), threads)
-    assert "runtime error" not in (said := capfd.readouterr().err), said
-    assert_updated(rule, before, played, *scalars, sets=sets)
-    for j, (mine, others, old) in enumerate(zip(played, by_numba, before, strict=True)):
-        for i, (a, b, c) in enumerate(zip(mine, others, old, strict=True)):
-            if a is not None and b is not None and c is not None:
-                assert same_values(a, b), f"{rule.inputs[j]} {i}: not Numba's bits"
-                if any(tensors[i] is None for tensors in before) or j not in rule.writes:
-                    assert torch.equal(a, c), f"{rule.inputs[j]} {i} was written"
-                if gap and a.numel():
-                    begin = a.storage_offset()
-                    around = a.as_strided((begin + a.numel() + AFTER,), (1,), 0)
-                    assert (around[:begin] == 7).all(), f"{rule.inputs[j]} {i}: written before its beginning"
-                    assert (around[begin + a.numel() :] == 7).all(), f"{rule.inputs[j]} {i}: written past its end"
-
-
 def play_of_adamw(variant: int) -> Play:
     names = tuple(instance(ADAMW, dtypes, threads, table_type(nbytes)) for dtypes, threads, nbytes in ADAMW_VARIANTS)
     return build(names, functors([ADAMW]))[variant]
 
 
+#: Which way threads run, elements in front of each list or of all, whether a gradient is absent, and other sizes.
 HOW: dict[str, dict[str, Any]] = {
     "aligned": {},
-    "backwards": {"backwards": True},
-    "one off": {"gap": 1},
-    "three off": {"gap": 3, "backwards": True},
+    "one off, backwards": {"gap": 1, "backwards": True},
+    "three off": {"gap": 3},
     "gradients off": {"gap": (0, 5, 0, 0)},
     "state aligned": {"gap": (1, 2, 3, 0), "backwards": True},
     "each its own": {"gap": (3, 0, 5, 1)},
@@ -104,27 +92,53 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-#: Many small tensors take most of the time: where the dtypes are mixed, they are a long test.
+def is_often_run(dtypes: tuple[torch.dtype, ...], nbytes: int, how: str) -> bool:
+    """Many small tensors take long; how tensors lie and how the table travels do not know each other."""
+    if how == "one chunk each":
+        return dtypes in (MIXES["float32"], MIXES["bfloat16"])
+    return not nbytes or how == "absent"
+
+
 VARIANTS_HOW = [
-    pytest.param(
-        v, how, id=f"{threads}-{nbytes}-{v}-{how}",
-        marks=MARKS[how != "one chunk each" or dtypes in (MIXES["float32"], MIXES["bfloat16"])],
-    )
+    pytest.param(v, how, id=f"{threads}-{nbytes}-{v}-{how}", marks=MARKS[is_often_run(dtypes, nbytes, how)])
     for v, (dtypes, threads, nbytes) in enumerate(ADAMW_VARIANTS)
     for how in HOW
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("variant", "how"), VARIANTS_HOW)
 def test_adamw_in_every_variant(variant: int, how: str, capfd: pytest.CaptureFixture[str]) -> None:
-    check(ADAMW, *ADAMW_VARIANTS[variant], play_of_adamw(variant), capfd, **HOW[how])
+    """The played kernel agrees with the reference, and with Numba to the last bit."""
+    (dtypes, threads, nbytes), play = ADAMW_VARIANTS[variant], play_of_adamw(variant)
+    backwards, gap = HOW[how].get("backwards", False), HOW[how].get("gap", 0)
+    before, played, by_numba = (lists_for(ADAMW, HOW[how].get("sizes", SIZES), dtypes, gap=gap) for _ in range(3))
+    if "absent" in HOW[how]:
+        for lists in (before, played, by_numba):
+            lists[1][3] = None
+    scalars = [scalars_for(ADAMW, step) for step in (3, 1, 8)]
+    sets = run_both(ADAMW, played, by_numba, scalars, lambda table: launch(play, table, nbytes, backwards), threads)
+    assert "runtime error" not in (said := capfd.readouterr().err), said
+    assert_updated(ADAMW, before, played, *scalars, sets=sets)
+    for j, (mine, others, old) in enumerate(zip(played, by_numba, before, strict=True)):
+        for i, (a, b, c) in enumerate(zip(mine, others, old, strict=True)):
+            where = f"{ADAMW.inputs[j]} {i}"
+            if a is None or b is None or c is None:
+                continue
+            assert same_values(a, b), f"{where}: not Numba's bits"
+            if any(tensors[i] is None for tensors in before) or j not in ADAMW.writes:
+                assert torch.equal(a, c), f"{where} was written"
+            if gap and a.numel():
+                begin = a.storage_offset()
+                around = a.as_strided((begin + a.numel() + AFTER,), (1,), 0)
+                assert (around[:begin] == 7).all(), f"{where}: written before its beginning"
+                assert (around[begin + a.numel() :] == 7).all(), f"{where}: written past its end"
 
 
-@pytest.mark.parametrize(("nbytes", "least"), [(4096, 20), pytest.param(32764, 3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("nbytes", "least"), [(4096, 8), pytest.param(32764, 2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("threads", SHAPES)
 def test_a_table_split_over_launches(threads: int, nbytes: int, least: int) -> None:
     """Several hundred tensors: rows and chunks are renumbered in each launch."""
-    sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(1500)] + [5000]
+    sizes = [(i * 37) % 101 if i % 5 else 0 for i in range(600)] + [5000]
     before = lists_for(ADAMW, sizes, MIXES["float32"])
     results = []
     for argument_bytes in (0, nbytes):
@@ -164,27 +178,18 @@ def test_offsets_beyond_32_bits(threads: int | None, numel: int) -> None:
     assert (room[: 2 * reach] == 0).all()
 
 
-OTHERS = [RULES[n] for n in RULES if n != "adamw"] + [RULES[n].out_of_place for n in ("adamw", "lerp", "sgd_momentum")]
-OTHER_VARIANTS = [(r, (d,) * len(r.inputs), t) for r in OTHERS for d, t in ((F32, 512), (BF16, 32))]
+OUT = [(RULES[name].out_of_place, (dtype,) * len(RULES[name].out_of_place.inputs), threads)
+       for name in ("adamw", "lerp", "sgd_momentum") for dtype, threads in ((F32, 512), (BF16, 32))]  # fmt: skip
 
 
-@pytest.mark.parametrize("gap", [0, 1])
-@pytest.mark.parametrize(
-    "variant", range(len(OTHER_VARIANTS)), ids=lambda v: f"{OTHER_VARIANTS[v][0].name}-{OTHER_VARIANTS[v][2]}"
-)
-def test_every_rule(variant: int, gap: int, capfd: pytest.CaptureFixture[str]) -> None:
-    plays = build(tuple(instance(r, d, t, "TableAt") for r, d, t in OTHER_VARIANTS), functors(OTHERS))
-    rule, dtypes, threads = OTHER_VARIANTS[variant]
-    if rule.name.endswith("_out"):
-        lists = lists_for(rule, SIZES, dtypes)
-        played = clone(lists)
-        sweep = sweep_over(rule, played, threads)
-        sweep.table.host.set_scalars([rule.uniforms(scalars_for(rule))])
-        launch(plays[variant], sweep.table.host)
-        sweep_over(rule, lists, threads).run(scalars_for(rule))
-        assert same_bits(lists, played)
-    else:
-        check(rule, dtypes, threads, 0, plays[variant], capfd, gap=gap)
+@pytest.mark.parametrize("variant", range(len(OUT)), ids=lambda v: f"{OUT[v][0].name}-{OUT[v][2]}")
+def test_results_go_to_other_lists(variant: int) -> None:
+    plays = build(tuple(instance(*each, "TableAt") for each in OUT), functors(dict.fromkeys(rule for rule, *_ in OUT)))
+    rule, dtypes, threads = OUT[variant]
+    by_numba = lists_for(rule, SIZES, dtypes)
+    played = clone(by_numba)
+    run_both(rule, played, by_numba, [scalars_for(rule)], functools.partial(launch, plays[variant]), threads)
+    assert same_bits(by_numba, played)
 
 
 #: In all storages; any other rule in one, as storage and operations do not know each other (a GPU does all in all).
@@ -231,36 +236,36 @@ def play_language(rule: Rule, lists: Lists, scalars: dict[str, float] | None = N
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("name", PARTS)
 def test_every_part_of_the_language(name: str, dtype: torch.dtype) -> None:
+    """By Numba, by g++, and in the reference."""
     rule, in_torch, roundings = PARTS[name]
     inputs = special_inputs(rule, dtype)
-    lists: Lists = [[t.clone()] for t in inputs]
-    play_language(rule, lists)
-    for j, want in zip(rule.writes, in_torch(*inputs), strict=True):
-        assert same_values(lists[j][0], want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
+    played, by_numba = ([[t.clone()] for t in inputs] for _ in range(2))
+    play_language(rule, played)
+    multi_tensor_apply(rule, by_numba)
+    for j, want, reference in zip(rule.writes, in_torch(*inputs), rule.reference(*inputs), strict=True):
+        for found in (played[j][0], by_numba[j][0], reference.to(dtype).expand_as(want).contiguous()):
+            assert same_values(found, want, roundings), f"{rule.inputs[j]}: {found} is not {want}"
 
 
-def test_results_that_read_each_other() -> None:
-    a, b = torch.randn(100, dtype=F64), torch.randn(100, dtype=F64)
-    for rule, scalars in ((steps, {"rate": 0.3, "flag": 1.0}), (carrying, {"scale": 0.7, "rate": 0.3, "count": 5.0})):
-        want = rule.reference(a, b, **scalars)
-        play_language(rule, [[a], [b]], scalars)
-        torch.testing.assert_close((a, b), tuple(want), rtol=1e-14, atol=1e-14)
-    x, y = torch.arange(5.0), -torch.arange(5.0)
-    play_language(swap, [[x], [y]])
-    assert (x.tolist(), y.tolist()) == ([0, -1, -2, -3, -4], [0, 1, 2, 3, 4])
+#: A rule, the dtypes of its lists, and hyperparameters.
+WHOLE: list[tuple[Rule, tuple[torch.dtype, torch.dtype], dict[str, float]]] = [
+    (steps, (F64, F64), {"rate": 0.3, "flag": 0.0}), (steps, (F64, F64), {"rate": 0.3, "flag": 1.0}),
+    (swap, (F32, F32), {}), (many, (F64, F64), MANY), (filled, (F32, BF16), {"value": 3.0}),
+    (carrying, (F64, F64), {"scale": 0.7, "rate": 0.3, "count": 5.0}),
+]  # fmt: skip
 
 
-def test_elements_take_the_value_of_a_hyperparameter() -> None:
-    a, b = torch.arange(5.0), torch.arange(5.0).bfloat16()
-    play_language(filled, [[a], [b]], {"value": 3.0})
-    assert (a.tolist(), b.tolist()) == ([1.5] * 5, [0, 3, 6, 9, 12])
-
-
-def test_more_hyperparameters_than_a_warp_has_threads() -> None:
-    a, b = torch.randn(3000, dtype=F64), torch.randn(3000, dtype=F64)
-    (want,) = many.reference(a, b, **MANY)
-    play_language(many, [[a], [b]], MANY)
-    torch.testing.assert_close(a, want, rtol=1e-13, atol=1e-13)
+@pytest.mark.parametrize(("rule", "dtypes", "scalars"), WHOLE, ids=lambda x: getattr(x, "name", ""))
+def test_a_rule_is_its_reference(rule: Rule, dtypes: tuple[torch.dtype, ...], scalars: dict[str, float]) -> None:
+    """Whose results read each other, or are hyperparameters, of which there are more than a warp has threads."""
+    inputs = [torch.linspace(-4, 4, 3001).to(dtype) for dtype in dtypes]
+    played, by_numba = ([[t.clone()] for t in inputs] for _ in range(2))
+    play_language(rule, played, scalars)
+    multi_tensor_apply(rule, by_numba, scalars)
+    assert same_bits(played, by_numba)
+    want = steps_in_torch(*inputs, **scalars) if rule is steps else rule.reference(*inputs, **scalars)
+    for (found,), expect in zip([played[j] for j in rule.writes], want, strict=True):
+        torch.testing.assert_close(found, expect.to(found.dtype).expand_as(found), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize(("source", "target"), [d for r, d in LANGUAGE if r is copied], ids=str)

@@ -18,7 +18,7 @@ from pagedopt.rules.rule import find_registered
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
-BACKENDS = ("eager", "aot_eager", "inductor")
+BACKENDS = ("aot_eager", "inductor")
 #: On a GPU Inductor makes kernels of its own, or all of it a CUDA graph.
 ON_GPU = [pytest.param("inductor", mode, "cuda", marks=NEEDED) for mode in (None, "reduce-overhead")]
 SIZES = (3, 1, 700)
@@ -209,20 +209,16 @@ def test_an_eager_call_does_not_pass_through_it(monkeypatch: pytest.MonkeyPatch)
     assert not equal(weights, lists()[0])
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        (
-            lambda w, g: (w, g, decayed.registered, torch.zeros(2)),
-            r"scalars is torch.float32 \(2,\) on cpu; give float64",
-        ),
-        (lambda w, g: (w, g, decayed.registered, scalars(0).tile(2)), r"give float64 \(2,\)"),
-        (lambda w, g: (w, g[:2], decayed.registered, scalars(0)), "got 3 tensors to write and 2 to read"),
-        (lambda w, g: (w, g, "no.such:rule", scalars(0)), "no rule 'no.such:rule' is alive in this process"),
-        (lambda w, g: (w, g, "pagedopt.rules:compose", scalars(0)), "no rule 'pagedopt.rules:compose'"),
-    ],
-    ids=["dtype", "shape", "lists", "rule", "no rule"],
-)
+UNFIT: dict[str, tuple[Callable[..., tuple[Any, ...]], str]] = {
+    "dtype": (lambda w, g: (w, g, decayed.registered, torch.zeros(2)), r"is torch.float32 \(2,\) on cpu; give float64"),
+    "shape": (lambda w, g: (w, g, decayed.registered, scalars(0).tile(2)), r"give float64 \(2,\)"),
+    "lists": (lambda w, g: (w, g[:2], decayed.registered, scalars(0)), "got 3 tensors to write and 2 to read"),
+    "rule": (lambda w, g: (w, g, "no.such:rule", scalars(0)), "no rule 'no.such:rule' is alive in this process"),
+    "no rule": (lambda w, g: (w, g, "pagedopt.rules:compose", scalars(0)), "no rule 'pagedopt.rules:compose'"),
+}
+
+
+@pytest.mark.parametrize(("given", "found"), UNFIT.values(), ids=UNFIT)
 def test_what_does_not_fit_is_refused_by_name(given: Callable[..., tuple[Any, ...]], found: str) -> None:
     weights, grads = lists()
     with pytest.raises(ValueError, match=found):
@@ -231,35 +227,22 @@ def test_what_does_not_fit_is_refused_by_name(given: Callable[..., tuple[Any, ..
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "found"),
-    [
-        (
-            {"rate": 0.1},
-            {"transport": "memcpy"},
-            "is 'memcpy', and a compiled function takes 'managed' alone",
-        ),
-        ({"lr": 0.1}, {}, r"missing \['rate'\]"),
-        ({"rate": 0.1, "beta": 1}, {}, r"unknown \['beta'\]"),
-        (torch.zeros(2), {}, "give float64"),
-    ],
-    ids=["transport", "missing", "unknown", "dtype"],
-)
-def test_what_does_not_fit_is_refused_when_it_is_compiled(given: Any, options: dict[str, Any], found: str) -> None:
+    ("given", "options", "numel", "found"),
+    [({"rate": 0.1}, {"transport": "memcpy"}, 3, "is 'memcpy', and a compiled function takes 'managed' alone"),
+     ({"lr": 0.1}, {}, 3, r"missing \['rate'\]"), ({"rate": 0.1, "beta": 1}, {}, 3, r"unknown \['beta'\]"),
+     (torch.zeros(2), {}, 3, "give float64"),
+     (scalars(0.1), {}, 4, r"tensor 0 of 'grad' has shape \(4,\), of 'weight' \(3,\)")],
+    ids=["transport", "missing", "unknown", "dtype", "shape"],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_when_it_is_compiled(
+    given: Any, options: dict[str, Any], numel: int, found: str
+) -> None:
     @torch.compile(backend="aot_eager", fullgraph=True)
-    def apply(weights: list[torch.Tensor], grads: list[torch.Tensor]) -> None:
-        multi_tensor_apply(decayed, [weights, grads], given, **options)
+    def apply(weight: torch.Tensor, grad: torch.Tensor) -> None:
+        multi_tensor_apply(decayed, [[weight], [grad]], given, **options)
 
     with pytest.raises(Exception, match=found):
-        apply(*lists())
-
-
-def test_tensors_of_different_shapes_are_refused_when_they_are_compiled() -> None:
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def apply(weight: torch.Tensor, grad: torch.Tensor, values: torch.Tensor) -> None:
-        multi_tensor_apply(decayed, [[weight], [grad]], values)
-
-    with pytest.raises(Exception, match=r"tensor 0 of 'grad' has shape \(4,\), of 'weight' \(3,\)"):
-        apply(torch.ones(3), torch.ones(4), scalars(0.1))
+        apply(torch.ones(3), torch.ones(numel))
 
 
 def test_rules_are_found_by_names_of_their_own() -> None:
@@ -275,18 +258,12 @@ def test_rules_are_found_by_names_of_their_own() -> None:
         find_registered(gone)
 
 
-def test_another_process_finds_a_rule_of_a_module_by_its_name() -> None:
+def test_another_process_finds_a_rule_by_its_name_and_importing_the_package_defines_no_operator() -> None:
     code = f"""
-    from pagedopt.rules.rule import find_registered
-    print(find_registered({addcmul.registered!r}).name)
-    """
-    assert python("-c", dedent(code), fresh=True).strip() == "addcmul"
-
-
-def test_importing_the_package_defines_no_operator() -> None:
-    code = """
     import torch, pagedopt
     pagedopt.multi_tensor_apply, pagedopt.PagedAdamW
     print(hasattr(torch.ops.pagedopt, "multi_tensor_apply_"))
+    from pagedopt.rules.rule import find_registered
+    print(find_registered({addcmul.registered!r}).name)
     """
-    assert python("-c", dedent(code), fresh=True).strip() == "False"
+    assert python("-c", dedent(code), fresh=True).split() == ["False", "addcmul"]

@@ -1,6 +1,6 @@
 """The fixed-point format that notes/extending.md shows: its steps, in every place.
 
-``tests/kernels/test_kernels_blocks.py`` plays the threads of its CUDA text.
+``tests/kernels/test_kernels_formats.py`` plays the threads of its CUDA text.
 """
 
 from __future__ import annotations

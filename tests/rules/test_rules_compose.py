@@ -11,15 +11,17 @@ from typing import Any, ClassVar
 import nvrtc_support
 import pytest
 import torch
-from host_build import build, functors, launch
 from kernel_names import instance
+from often import long_but
 from support import BF16, F16, F32, F64
 
 import pagedopt
 from pagedopt import Moment, PagedOptimizer, Rule, RuleError, Sweep, compose, multi_tensor_apply
+from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import FIRST
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, fma
+from tests.card.kernels import Play, build, functors, launch
 from tests.outside.element_format import Fixed16
 
 CODES = FIRST["nearest"]
@@ -57,8 +59,9 @@ CASES: list[tuple[tuple[Rule, ...], dict[str, float]]] = [
     ((compose(clipped, counting), compose(RULES["sgd"], fading)), {"turn": 1, "beta": 0.5, "rate": 0.1, "most": 0.5,
                                                                    **STEP}),
 ]  # fmt: skip
+MADE = [compose(*rules) for rules, _ in CASES]
 #: Of parameter, gradient and each state in turn.
-DTYPES = [(F32,) * 5, (F64,) * 5, (BF16,) * 5, (F16, F32, BF16, BF16, F32), (BF16, F16, F32, F32, F32)]
+DTYPES = [(F32,) * 5, (F16, F32, BF16, BF16, F32), (F64,) * 5]
 
 
 def lists(dtypes: tuple[torch.dtype, ...], count: int) -> list[list[torch.Tensor]]:
@@ -79,29 +82,34 @@ def one_by_one(rules: tuple[Rule, ...], values: list[list[torch.Tensor]], scalar
         multi_tensor_apply(each, own, {n: scalars[of] for n, of in names.items() if of in scalars})
 
 
-@pytest.mark.parametrize("dtypes", DTYPES, ids=lambda d: "-".join(str(x)[6:] for x in d))
-@pytest.mark.parametrize(("rules", "scalars"), CASES, ids=lambda x: compose(*x).name if isinstance(x, tuple) else "")
-def test_the_bits_are_those_of_one_launch_after_another(
-    rules: tuple[Rule, ...], scalars: dict[str, float], dtypes: tuple[torch.dtype, ...]
-) -> None:
-    made = compose(*rules)
+def play_of(made: Rule, dtypes: tuple[torch.dtype, ...]) -> Play:
+    every = [(rule, types[: len(rule.inputs)]) for rule in MADE for types in DTYPES[:2]]
+    plays = build(tuple(instance(*each, 512, "TableAt") for each in every), functors(MADE))
+    return plays[every.index((made, dtypes))]
+
+
+@pytest.mark.parametrize(
+    "dtypes", long_but(DTYPES, DTYPES[:2].__contains__), ids=lambda d: "-".join(str(x)[6:] for x in d)
+)
+@pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: MADE[i].name)
+def test_the_bits_are_those_of_one_launch_after_another(index: int, dtypes: tuple[torch.dtype, ...]) -> None:
+    (rules, scalars), made = CASES[index], MADE[index]
+    given = {name: value for name, value in scalars.items() if name in made.scalars}
     values = lists(dtypes, len(made.inputs))
     together, apart, played = (copy.deepcopy(values) for _ in range(3))
-    multi_tensor_apply(made, together, {n: v for n, v in scalars.items() if n in made.scalars})
+    multi_tensor_apply(made, together, given)
     one_by_one(rules, apart, scalars)
     assert all(torch.equal(a, b) for (a,), (b,) in zip(together, apart, strict=True))
     assert not torch.equal(together[0][0], values[0][0])
-    if dtypes in (DTYPES[0], DTYPES[3]):
-        types = tuple(x[0].dtype for x in values)
-        (play,) = build((instance(made, types, 512, "TableAt"),), functors([made]))
+    if dtypes in DTYPES[:2]:
         sweep = Sweep(made, played)
-        sweep.set_scalars([made.uniforms({n: v for n, v in scalars.items() if n in made.scalars})])
-        launch(play, sweep.table.host)
+        sweep.set_scalars([made.uniforms(given)])
+        launch(play_of(made, dtypes[: len(made.inputs)]), sweep.table.host)
         assert all(torch.equal(a, b) for (a,), (b,) in zip(together, played, strict=True))
 
 
 def test_names_moments_and_numbers() -> None:
-    made = compose(*CASES[2][0])
+    made = MADE[2]
     assert made.inputs == ("p", "g", "exp_avg", "exp_avg_2", "exp_avg_3")
     given = ("lr", "beta", "most", "beta1", "beta2", "weight_decay", "maximize", "rate")
     assert made.scalars == (*given, "turn", "turn_2")
@@ -143,8 +151,8 @@ def test_in_an_optimizer_it_trains_as_its_parts_do() -> None:
             super().__init__(params, {"lr": 0.1, "betas": (0.9, 0.99), "rate": 0.25}, **options)
 
     found = [torch.nn.Parameter(torch.linspace(-1, 1, 5000).to(BF16)) for _ in range(2)]
-    other = pagedopt.PagedLion(found[1:], lr=0.1, betas=(0.9, 0.99), state_format="int8")
-    both = Both(found[:1], state_format="int8")
+    other = pagedopt.PagedLion(found[1:], lr=0.1, betas=(0.9, 0.99))
+    both = Both(found[:1])
     for _ in range(3):
         for p in found:
             p.grad = torch.sin(3 * p.detach())
@@ -156,15 +164,9 @@ def test_in_an_optimizer_it_trains_as_its_parts_do() -> None:
 
 def test_it_compiles() -> None:
     nvrtc_support.nvrtc()
-    made = compose(clipped, RULES["adamw"])
-    names = [instance(made, types, 512, "TableAt") for types in ((F32,) * 4, (BF16, F16, F32, F32))]
-    types = (
-        pagedopt.formats.FORMATS["bfloat16"],
-        pagedopt.formats.FORMATS["float16"],
-        CODES,
-        CODES,
-    )
-    names.append(source.instance(made, types, 512, "TableAt"))
+    made = MADE[0]
+    types = (FORMATS["bfloat16"], FORMATS["float16"], CODES, CODES)
+    names = [instance(made, (BF16, F16, F32, F32), 512, "TableAt"), source.instance(made, types, 512, "TableAt")]
     cubin, symbols = nvrtc.compile_cuda(source.text(made, types), tuple(names), "sm_90")
     assert all(symbol.encode() in cubin for symbol in symbols)
 

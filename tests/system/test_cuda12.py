@@ -86,17 +86,11 @@ def install(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "capabilities", functools.cache(driver.capabilities.__wrapped__))
 
 
-@pytest.mark.parametrize(("answer", "can"), [(1, True), (0, False), (Result.CUDA_ERROR_INVALID_VALUE, False)])
 @pytest.mark.parametrize("bindings", ["12.8", "12.9", "13"])
-def test_host_pages_are_what_the_driver_says(
-    bindings: str, answer: Result | int, can: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(FakeDriver(bindings, answer), monkeypatch)
-    assert driver.capabilities(0) == driver.Capabilities(True, True, True, host_pages=can)
-
-
-@pytest.mark.parametrize("bindings", ["12.8", "12.9", "13"])
-def test_another_error_of_the_driver_is_an_error(bindings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_pages_are_what_the_driver_says(bindings: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for answer, can in ((1, True), (0, False), (Result.CUDA_ERROR_INVALID_VALUE, False)):
+        install(FakeDriver(bindings, answer), monkeypatch)
+        assert driver.capabilities(0) == driver.Capabilities(True, True, True, host_pages=can)
     install(FakeDriver(bindings, Result.CUDA_ERROR_UNKNOWN), monkeypatch)
     with pytest.raises(driver.CudaError, match=r"cuDeviceGetAttribute failed with CUDA_ERROR_UNKNOWN: as asked for"):
         driver.capabilities(0)

@@ -65,75 +65,56 @@ def v1_at(path: str, top: str = "/") -> dict[str, str]:
 # ---- what limits say ----
 
 
-def test_a_machine_without_cgroups(tmp_path: Path) -> None:
-    assert rooms(tree(tmp_path, meminfo(16 * GIB, 9 * GIB))) == [Room(9 * GIB, 16 * GIB, "the machine")]
+def job(left: int, limit: int, path: str = "/job") -> Room:
+    return Room(left, limit, f"cgroup /sys/fs/cgroup{path}")
 
 
-def test_a_system_that_does_not_say(tmp_path: Path) -> None:
-    assert rooms(tmp_path) == []
+#: Files, and the limits that they say.
+SAYS: dict[str, tuple[dict[str, str], list[Room]]] = {
+    "no cgroups": (meminfo(16 * GIB, 9 * GIB), [Room(9 * GIB, 16 * GIB, "the machine")]),
+    "nothing": ({}, []),
+    "every cgroup up to the root": (
+        {**v2_at("/user/job/step"), **v2("/user/job/step", "max", 1 * GIB), **v2("/user/job", 4 * GIB, 3 * GIB),
+         **v2("/user", 8 * GIB, 4 * GIB), "sys/fs/memory.max": "9", "sys/fs/memory.current": "8"},
+        [job(GIB, 4 * GIB, "/user/job"), job(4 * GIB, 8 * GIB, "/user")],
+    ),
+    "cached_files": (
+        {**v2_at("/job"), **v2("/job", 4 * GIB, 4 * GIB, inactive=GIB, active=2 * GIB)}, [job(3 * GIB, 4 * GIB)]
+    ),
+    "the lower of two limits": ({**v2_at("/job"), **v2("/job", 4 * GIB, GIB, high=2 * GIB)}, [job(GIB, 2 * GIB)]),
+    # A limit of nearly 2**63 means that there is none; of the hierarchies only that of memory is looked at.
+    "version 1": (
+        {**v1_at("/a/b"), **v1("/a/b", 2 * GIB, GIB, cache=GIB // 2), **v1("/a", (1 << 63) - 4096, GIB),
+         **v1("", 16 * GIB, 2 * GIB), "sys/fs/cgroup/cpu/memory.limit_in_bytes": "9",
+         "sys/fs/cgroup/cpu/memory.usage_in_bytes": "8"},
+        [job(3 * GIB // 2, 2 * GIB, "/memory/a/b"), job(14 * GIB, 16 * GIB, "/memory")],
+    ),
+    # The path is the host's; the hierarchy is mounted from the container's cgroup on, known by its top or not.
+    "a container": ({**v1_at("/docker/1f"), **v1("", 2 * GIB, GIB)}, [job(GIB, 2 * GIB, "/memory")]),
+    "its top": ({**v1_at("/docker/1f", "/docker/1f"), **v1("", 2 * GIB, GIB)}, [job(GIB, 2 * GIB, "/memory")]),
+    "below its top": (
+        {**v1_at("/docker/1f/part", "/docker/1f"), **v1("/part", 2 * GIB, GIB), **v1("", 3 * GIB, GIB)},
+        [job(GIB, 2 * GIB, "/memory/part"), job(2 * GIB, 3 * GIB, "/memory")],
+    ),
+    # Version 2 for the processes, version 1 for the memory, as some distributions have it.
+    "both versions": (
+        {"proc/self/cgroup": "4:memory:/job\n0::/job\n",
+         "proc/self/mountinfo": V1_MOUNT.format(top="/") + V2_MOUNT.replace("cgroup rw", "cgroup/unified rw"),
+         **v1("/job", 2 * GIB, GIB)},
+        [job(GIB, 2 * GIB, "/memory/job")],
+    ),
+}  # fmt: skip
 
 
-def test_every_cgroup_up_to_the_root_counts(tmp_path: Path) -> None:
-    files = {
-        **meminfo(16 * GIB, 9 * GIB), **v2_at("/user/job/step"),
-        **v2("/user/job/step", "max", 1 * GIB), **v2("/user/job", 4 * GIB, 3 * GIB), **v2("/user", 8 * GIB, 4 * GIB),
-        "sys/fs/memory.max": "9", "sys/fs/memory.current": "8",
-    }  # fmt: skip
-    assert rooms(tree(tmp_path, files))[1:] == [
-        Room(1 * GIB, 4 * GIB, "cgroup /sys/fs/cgroup/user/job"),
-        Room(4 * GIB, 8 * GIB, "cgroup /sys/fs/cgroup/user"),
-    ]
+@pytest.mark.parametrize(("files", "said"), SAYS.values(), ids=SAYS)
+def test_what_limits_say(tmp_path: Path, files: dict[str, str], said: list[Room]) -> None:
+    assert rooms(tree(tmp_path, files)) == said
 
 
 def test_a_process_that_is_moved_has_the_limits_of_its_new_cgroup(tmp_path: Path) -> None:
     limits = {**v2("/a", 4 * GIB, GIB), **v2("/b", 8 * GIB, GIB)}
     found = [rooms(tree(tmp_path, {**limits, **v2_at(path)})) for path in ("/a", "/b", "/a")]
     assert [[room.limit for room in each] for each in found] == [[4 * GIB], [8 * GIB], [4 * GIB]]
-
-
-def test_cached_files_are_not_taken(tmp_path: Path) -> None:
-    files = {**v2_at("/job"), **v2("/job", 4 * GIB, 4 * GIB, inactive=GIB, active=2 * GIB)}
-    assert rooms(tree(tmp_path, files)) == [Room(3 * GIB, 4 * GIB, "cgroup /sys/fs/cgroup/job")]
-
-
-def test_the_lower_of_two_limits_of_a_cgroup_counts(tmp_path: Path) -> None:
-    files = {**v2_at("/job"), **v2("/job", 4 * GIB, GIB, high=2 * GIB)}
-    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/job")]
-
-
-def test_version_1(tmp_path: Path) -> None:
-    """A limit of nearly 2**63 means that there is none; of the hierarchies only that of memory is looked at."""
-    files = {
-        **v1_at("/a/b"), **v1("/a/b", 2 * GIB, GIB, cache=GIB // 2), **v1("/a", (1 << 63) - 4096, GIB),
-        **v1("", 16 * GIB, 2 * GIB), "sys/fs/cgroup/cpu/memory.limit_in_bytes": "9",
-        "sys/fs/cgroup/cpu/memory.usage_in_bytes": "8",
-    }  # fmt: skip
-    assert rooms(tree(tmp_path, files)) == [
-        Room(3 * GIB // 2, 2 * GIB, "cgroup /sys/fs/cgroup/memory/a/b"),
-        Room(14 * GIB, 16 * GIB, "cgroup /sys/fs/cgroup/memory"),
-    ]
-
-
-@pytest.mark.parametrize("top", ["/", "/docker/1f"])
-def test_a_container_that_sees_its_own_cgroup_as_the_root(tmp_path: Path, top: str) -> None:
-    """The path is the host's; the hierarchy is mounted from the container's cgroup on, known by ``top`` or not."""
-    files = {**v1_at("/docker/1f", top), **v1("", 2 * GIB, GIB)}
-    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/memory")]
-
-
-def test_a_part_of_a_container_is_found_below_its_own_root(tmp_path: Path) -> None:
-    files = {**v1_at("/docker/1f/part", "/docker/1f"), **v1("/part", 2 * GIB, GIB), **v1("", 3 * GIB, GIB)}
-    assert [room.limit for room in rooms(tree(tmp_path, files))] == [2 * GIB, 3 * GIB]
-
-
-def test_both_versions_at_once(tmp_path: Path) -> None:
-    """Version 2 for the processes, version 1 for the memory, as some distributions have it."""
-    files = {
-        "proc/self/cgroup": "4:memory:/job\n0::/job\n",
-        "proc/self/mountinfo": V1_MOUNT.format(top="/") + V2_MOUNT.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified"),
-        **v1("/job", 2 * GIB, GIB),
-    }
-    assert rooms(tree(tmp_path, files)) == [Room(GIB, 2 * GIB, "cgroup /sys/fs/cgroup/memory/job")]
 
 
 def test_this_machine_has_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -18,13 +18,33 @@ from pagedopt.system import cache, warn
 from pagedopt.system import look as build
 from tests.world import record
 
-COMPILED = cache.find(build._file())
+COMPILED, START = cache.find(build._file()), build._start
+
+
+def forked(priority: int) -> int:
+    """In the place of a new interpreter, which takes seconds."""
+    if not (child := os.fork()):
+        os.setpgid(0, 0)
+        build.main()
+        os._exit(0)
+    return child
+
+
+def trained(steps: int) -> PagedAdamW:
+    p = Parameter(torch.ones(3))
+    optimizer = PagedAdamW([p])
+    for _ in range(steps):
+        p.grad = torch.ones(3)
+        optimizer.step()
+    return optimizer
 
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """As if nothing had been compiled; returns the cache, which is empty."""
+    """As if nothing had been compiled; returns the cache, which is empty.  Who compiles is a fork of this process."""
+    trained(1)  # its kernel is in the other cache
     monkeypatch.setattr(build, "_build", build._Build())
+    monkeypatch.setattr(build, "_start", forked)
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "cache"))
     build._file.cache_clear()
     yield tmp_path / "cache"
@@ -38,34 +58,27 @@ def compiler(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("CXX", f"{folder / 'compiler'} --an-option")
 
 
-COMPILERS: dict[str, tuple[str, str, bool]] = {
-    "an error": (
-        "echo look.cpp: error: no such header >&2; exit 1",
-        "look.cpp: error: no such header (all of it: ",
-        True,
-    ),
-    "silence": ("exit 1", "it said nothing (all of it: ", True),
-    "another library": ("while [ $1 != -o ]; do shift; done; echo > $2", "file too short", True),
-    "killed": ("kill -9 $PPID", "the process that should compile it ended with -9", False),
-}
+#: What the compiler does, the reason that is given, and whether later processes find it.
+COMPILERS = [
+    ("echo look.cpp: error: no such header >&2; exit 1", "error: no such header (all of it: ", True),
+    ("exit 1", "it said nothing (all of it: ", True),
+    ("while [ $1 != -o ]; do shift; done; echo > $2", "file too short", True),
+    ("kill -9 $PPID", "the process that should compile it ended with -9", False),
+]
 
 
-@pytest.mark.parametrize("what", COMPILERS)
+@pytest.mark.parametrize(("script", "reason", "kept"), COMPILERS)
 def test_without_an_extension_steps_look_in_python_and_the_reason_is_kept(
-    what: str, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, reason: str, kept: bool, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, reason, kept = COMPILERS[what]
     compiler(tmp_path, script, monkeypatch)
     assert build.compiled_look(wait=True) is None
     assert reason in build.why_none()
     assert not build.pending()
-    p = Parameter(torch.ones(3))
-    optimizer = PagedAdamW([p])
-    for _ in range(5):
-        p.grad = torch.ones(3)
-        optimizer.step()
+    optimizer = trained(5)
     assert record(optimizer) is None
-    assert optimizer.state[p]["step"] == 5
+    (state,) = optimizer.state.values()
+    assert state["step"] == 5
     again = build._Build()  # as in another process
     assert again.ask(wait=False) is None
     assert (again.reason is not build._PENDING) is kept
@@ -82,15 +95,9 @@ def test_the_compiler_has_a_limit_and_what_it_has_started_ends(
     anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler(tmp_path, f"echo $$ > {tmp_path / 'number'}; sleep 600", monkeypatch)
-    child = """
-import sys
-from pagedopt.system import look as build
-build.LIMIT = 1
-build.main()
-"""
-    done = subprocess.run([sys.executable, "-c", child], process_group=0)
-    assert done.returncode == -9
-    assert "the compiler took more than 1 s" in (build._failure() or "")
+    monkeypatch.setattr(build, "LIMIT", 1)
+    assert build.compiled_look(wait=True) is None
+    assert "the compiler took more than 1 s" in build.why_none()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
 
@@ -122,6 +129,7 @@ def test_where_nothing_can_be_compiled_nothing_is_started(
 ) -> None:
     act, reason = NONE[what]
     with monkeypatch.context() as patch:
+        patch.setattr(build, "_start", START)
         act(patch)
         assert build.compiled_look() is None
     assert reason in build.why_none()
@@ -166,11 +174,36 @@ def test_what_is_compiled_is_kept_and_a_file_that_is_damaged_is_compiled_anew(
     script = f"while [ $1 != -o ]; do shift; done; cp {tmp_path / 'look.so'} $2; echo >> {tmp_path / 'runs'}"
     compiler(tmp_path, script, monkeypatch)
     (tmp_path / "look.so").write_bytes(COMPILED.data)
+    monkeypatch.setattr(build, "_start", START)
     assert build.compiled_look(wait=True).Look
     (file,) = anew.iterdir()  # and no reason why there is none
     assert build._Build().ask(wait=False).Look, "from the cache, at once"
+    monkeypatch.setattr(build, "_start", forked)
     file.write_bytes(file.read_bytes()[:-1])
     monkeypatch.setattr(warn, "_said", set())
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         assert build._Build().ask(wait=True).Look
     assert (tmp_path / "runs").read_text() == "\n\n"
+
+
+@pytest.mark.skipif(build.compiled_look(wait=True) is None, reason="no compiled look here")
+@pytest.mark.parametrize("ends", [False, True])
+def test_while_another_process_tries_what_it_has_compiled_nobody_believes_that_it_failed(
+    ends: bool, anew: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asked then had no look for its whole life."""
+    (tmp_path / "look.so").write_bytes(COMPILED.data)
+    compiler(tmp_path, f"while [ $1 != -o ]; do shift; done; cp {tmp_path / 'look.so'} $2", monkeypatch)
+
+    def tried(data: bytes) -> None:
+        other = build._Build()
+        other._find(build._PENDING)
+        (tmp_path / "found").write_text(other.reason)
+        if ends:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(build, "_load", tried)
+    build.main()
+    assert (tmp_path / "found").read_text() == build._PENDING
+    assert ("loading it ended the process" in (build._failure() or "")) == ends
+    assert (cache.find(build._file()) is None) == ends

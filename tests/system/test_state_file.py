@@ -29,30 +29,6 @@ pytestmark = pytest.mark.usefixtures("folder")
 # ---- the end ----
 
 
-def test_memory_and_file_go_with_the_last_view(folder: Path) -> None:
-    gc.collect()
-    before = open_files(folder), mapped(folder)
-    memory = small(4)
-    fill(memory)
-    view = file_support.sections_of(memory)[1][5:8]
-    values = view.tolist()
-    del memory
-    gc.collect()
-    assert mapped(folder) > before[1]
-    assert view.tolist() == values
-    del view
-    gc.collect()
-    assert (open_files(folder), mapped(folder)) == before
-
-
-def test_an_arena_outlives_its_views() -> None:
-    memory = small(4)
-    want = fill(memory)
-    gc.collect()
-    memory.move(1)
-    assert_holds(memory, want)
-
-
 def test_creating_and_deleting_leaves_nothing(folder: Path) -> None:
     before = open_files(folder), mapped(folder), file_support.process_bytes("VmRSS")
     for _ in range(30):

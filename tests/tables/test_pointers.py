@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,19 +67,13 @@ REFUSED: dict[str, Case] = {
     "one missing": (lambda good: good[:-1], ValueError, "grads has 2 tensors, the table has 3|grads: 2"),
     "one more": (lambda good: [*good, torch.ones(1)], ValueError, "grads has 4 tensors, the table has 3|grads: 4"),
 }
-BAD = pytest.mark.parametrize(("spoil", "kind", "message"), REFUSED.values(), ids=REFUSED.keys())
 
 
-@BAD
-def test_lists_that_do_not_fit_are_refused(spoil: Any, kind: type[Exception], message: str) -> None:
-    good = tensors((5,), (4, 6), (7,))
-    with pytest.raises(kind, match=message):
-        build(tensors((5,), (4, 6), (7,)), spoil(good))
-
-
-@BAD
-def test_a_refused_refresh_changes_nothing(spoil: Any, kind: type[Exception], message: str) -> None:
+@pytest.mark.parametrize(("spoil", "kind", "message"), REFUSED.values(), ids=REFUSED)
+def test_lists_that_do_not_fit_are_refused_and_change_nothing(spoil: Any, kind: type[Exception], message: str) -> None:
     weights, good = tensors((5,), (4, 6), (7,)), tensors((5,), (4, 6), (7,))
+    with pytest.raises(kind, match=message):
+        build(weights, spoil(good))
     table = build(weights, good, writes=[0])
     moved = [w.clone() for w in weights]
     assert_refused(table, [moved, spoil([g.clone() for g in good])], message, kind)
@@ -245,46 +241,36 @@ def test_strides_of_dimensions_of_one_do_not_matter() -> None:
 # ---- memory that is shared ----
 
 
-def test_a_written_tensor_given_twice_is_refused() -> None:
-    weight = torch.ones(5)
-    with pytest.raises(ValueError, match=r"tensors 0 and 2 of the lists .* overlap in memory"):
-        build([weight, torch.ones(3), weight], tensors((5,), (3,), (5,)), writes=[0])
-    build([weight, torch.ones(3), weight], tensors((5,), (3,), (5,)))  # reading twice harms nobody
+ROOM, VALUES = torch.ones(1000), tensors((5,), (7,))
+#: Lists, those of them that are written, and the two tensors that overlap; "": none do.
+OVERLAPS: dict[str, tuple[list[list[torch.Tensor | None]], list[int], str]] = {
+    "given twice": (
+        [[ROOM[:5], ROOM[9:12], ROOM[:5]], tensors((5,), (3,), (5,))],
+        [0],
+        "tensors 0 and 2 .* overlap",
+    ),
+    "read twice": ([[ROOM[:5], ROOM[9:12], ROOM[:5]], tensors((5,), (3,), (5,))], [], ""),
+    **{f"views {n}": ([[ROOM[:7], ROOM[n : n + 3]]], [0], "tensors 0 and 1 .* overlap") for n in (1, 3, 4, 6)},
+    **{f"read behind {n}": ([[ROOM[:7]], [ROOM[n : n + 7]]], [0], "overlap") for n in (1, 6)},
+    **{f"read before {n}": ([[ROOM[n : n + 7]], [ROOM[:7]]], [0], "overlap") for n in (1, 6)},
+    "neighbours": ([[ROOM[:7], ROOM[7:8]], [ROOM[20:27], ROOM[27:28]]], [0, 1], ""),
+    # foreach_mul(x, x): the element is read before it is written.
+    "read and written": ([VALUES, VALUES], [0], ""),
+    "another row's": ([[VALUES[0], VALUES[0].clone()], [torch.ones(5), VALUES[0]]], [0], "tensors 1 and 0 .* overlap"),
+    "written twice": ([VALUES, VALUES], [0, 1], "overlap"),
+    "other elements": ([tensors((5,)), VALUES[:1], [VALUES[0].view(torch.bfloat16)[:5]]], [1], "overlap"),
+    "a large one amid small": ([[ROOM[400:410], ROOM, ROOM[900:901]]], [0], "overlap"),
+    "a large one first": ([[ROOM, ROOM[5:6]]], [0], "overlap"),
+    "a large one last": ([[ROOM[999:], ROOM]], [0], "overlap"),
+    "absent": ([[ROOM[:5], ROOM[2:7]], [torch.ones(5), None]], [0], ""),
+    "empty": ([[ROOM[:5], ROOM[2:2]]], [0], ""),
+}
 
 
-@pytest.mark.parametrize("shift", [1, 3, 4, 6])
-def test_overlapping_views_are_refused(shift: int) -> None:
-    room = torch.ones(20)
-    with pytest.raises(ValueError, match=r"tensors 0 and 1 .* overlap"):
-        build([room[:7], room[shift : shift + 3]], writes=[0])
-    with pytest.raises(ValueError, match="overlap"):
-        build([room[:7]], [room[shift : shift + 7]], writes=[0])
-    with pytest.raises(ValueError, match="overlap"):
-        build([room[shift : shift + 7]], [room[:7]], writes=[0])
-
-
-def test_neighbours_do_not_overlap() -> None:
-    room = torch.ones(30)
-    build([room[:7], room[7:8], room[8:20]], [room[20:27], room[27:28], torch.ones(12)], writes=[0, 1])
-
-
-def test_one_row_may_read_exactly_what_it_writes() -> None:
-    """foreach_mul(x, x): the element is read before it is written."""
-    values = tensors((5,), (7,))
-    assert build(values, values, writes=[0]).numels == [5, 7]
-    with pytest.raises(ValueError, match=r"tensors 1 and 0 .* overlap"):  # another row's is written meanwhile
-        build([values[0], values[0].clone()], [torch.ones(5), values[0]], writes=[0])
-    with pytest.raises(ValueError, match="overlap"):  # written twice
-        build(values, values, writes=[0, 1])
-    with pytest.raises(ValueError, match="overlap"):  # the same bytes, other elements
-        build([torch.ones(5)], [values[0]], [values[0].view(torch.bfloat16)[:5]], writes=[1])
-
-
-def test_a_large_tensor_around_small_ones_is_found() -> None:
-    room = torch.ones(1000)
-    for order in ([room[400:410], room, room[900:901]], [room, room[5:6]], [room[999:], room]):
-        with pytest.raises(ValueError, match="overlap"):
-            build(order, writes=[0])
+@pytest.mark.parametrize(("lists", "writes", "text"), OVERLAPS.values(), ids=OVERLAPS)
+def test_overlap_of_what_is_written_is_refused(lists: list[Any], writes: list[int], text: str) -> None:
+    with pytest.raises(ValueError, match=text) if text else contextlib.nullcontext():
+        build(*lists, writes=writes)
 
 
 def test_overlap_that_comes_later_is_refused_and_nothing_changes() -> None:
@@ -293,12 +279,6 @@ def test_overlap_that_comes_later_is_refused_and_nothing_changes() -> None:
     table = build(weights, tensors((5,), (5,)), writes=[0])
     assert_refused(table, [[room[:5], room[3:8]], None], "overlap")
     assert table.refresh([weights, None]) is False
-
-
-def test_absent_and_empty_tensors_overlap_nothing() -> None:
-    room = torch.ones(10)
-    build([room[:5], room[2:7]], [torch.ones(5), None], writes=[0])
-    build([room[:5], room[2:2]], writes=[0])
 
 
 # --- random histories of a pointer table: it holds what the tensors are now, or refuses and holds what they were ------
@@ -314,30 +294,26 @@ HISTORY = st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 1), st.inte
 
 
 def alter(lists: list[list[torch.Tensor | None]], event: str, j: int, i: int) -> None:
-    old = lists[j][i]
-    base = torch.randn(SHAPES[i]) if old is None else old
-    if event == "move":
-        lists[j][i] = base.clone() if base.untyped_storage().nbytes() else torch.randn(SHAPES[i])
-    elif event == "move both":
-        lists[0][i], lists[1][i] = torch.randn(SHAPES[i]), torch.randn(SHAPES[i])
-    elif event == "absent":
-        lists[j][i] = None
-    elif event == "shape":
-        lists[j][i] = torch.randn((*SHAPES[i][:-1], SHAPES[i][-1] + 1))
-    elif event == "dtype":
-        lists[j][i] = torch.randn(SHAPES[i]).double()
-    elif event == "transpose":
-        lists[j][i] = torch.randn(SHAPES[i][::-1]).permute(*reversed(range(len(SHAPES[i]))))
-    elif event == "free" and old is not None:
+    old, shape = lists[j][i], SHAPES[i]
+    made: dict[str, Callable[[], torch.Tensor | None]] = {
+        "move": lambda: torch.randn(shape),
+        "absent": lambda: None,
+        "shape": lambda: torch.randn((*shape[:-1], shape[-1] + 1)),
+        "dtype": lambda: torch.randn(shape).double(),
+        "transpose": lambda: torch.randn(shape[::-1]).permute(*reversed(range(len(shape)))),
+        "alias": lambda: lists[1 - j][i],
+        "offset": lambda: torch.randn(math.prod(shape) + 3)[3:].view(shape),
+    }
+    if event == "move both":
+        lists[0][i], lists[1][i] = torch.randn(shape), torch.randn(shape)
+    elif event in made:
+        lists[j][i] = made[event]()
+    elif old is not None and event == "free":
         old.untyped_storage().resize_(0)
-    elif event == "resize" and old is not None:
-        old.resize_(*SHAPES[i][:-1], SHAPES[i][-1] + 2)
-    elif event == "value" and old is not None and old.untyped_storage().nbytes():
+    elif old is not None and event == "resize":
+        old.resize_(*shape[:-1], shape[-1] + 2)
+    elif old is not None and event == "value" and old.untyped_storage().nbytes():
         old.zero_()
-    elif event == "alias":
-        lists[j][i] = lists[1 - j][i]
-    elif event == "offset":
-        lists[j][i] = torch.randn(base.numel() + 3)[3:].view(base.shape)
 
 
 def legal(lists: list[list[torch.Tensor | None]], strides: list[tuple[int, ...]]) -> bool:
