@@ -6,16 +6,22 @@ import functools
 import gc
 import itertools
 import pickle
+import signal
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from captured_toys import CAPTURABLE, HYPER, KINDS, PLACES, assert_same, begun, captured, give, parameters
-from gpu_support import launching
+from gpu_support import count_held, launching, settled
+from injector import interrupt_at
 from optim_support import same
+from stand_ins import raising
 
 from pagedopt import PagedAdamW, PagedSGD
+from pagedopt.kernels import cuda
+from pagedopt.system import driver
+from tests.gpu.captured_toys import CAPTURABLE, HYPER, KINDS, PLACES, assert_same, begun, captured, give, parameters
 
 pytestmark = launching()
 
@@ -154,20 +160,46 @@ def test_nadam_s_own_numbers_lie_on_the_device() -> None:
 # --- what cannot be captured, or not yet, and what is said then -------------------------------------------------------
 
 
-def refused(optimizer: Any, words: str) -> None:
-    """A capture is refused, and afterwards the optimizer steps."""
+def with_gradients(params: list[torch.nn.Parameter], kind: Any = PagedAdamW, **options: Any) -> Any:
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return kind(params, **options)
+
+
+def with_gaps() -> Any:
+    optimizer = with_gradients([torch.nn.Parameter(torch.randn(40, 30, device="cuda")[:, ::2])], **CAPTURABLE)
+    optimizer.step()
+    return optimizer
+
+
+AUTO = {"placement": "mapped", "device_budget": "auto", "host_access": "in_place"}
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "not capturable": (
+        lambda: begun(functools.partial(PagedAdamW, **HYPER))[1],
+        "Attempting CUDA graph capture of step.. for an instance of PagedAdamW but .*capturable is False",
+    ),
+    "no state": (
+        lambda: with_gradients(parameters(), **CAPTURABLE),
+        "state 'step' of parameter 0 is not made yet: step once before the capture, or give preall",
+    ),
+    "no kernel": (lambda: with_gradients(parameters(), PagedSGD, lr=0.1), "its kernel is not made yet"),
+    "pages that move": (lambda: begun(KINDS["adamw"], **AUTO)[1], "device_budget='auto', which moves pages"),
+    "strides that need copies": (with_gaps, "complex, have gaps or differ in strides"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_steps_afterwards(name: str) -> None:
+    make, words = REFUSED[name]
+    optimizer = make()
     with pytest.raises(RuntimeError, match=words), torch.cuda.graph(torch.cuda.CUDAGraph()):
         optimizer.step()
     torch.cuda.synchronize()
     optimizer.step()
 
 
-def test_a_group_that_is_not_capturable_is_refused_as_in_torch() -> None:
-    params, optimizer = begun(functools.partial(PagedAdamW, **HYPER))
-    refused(
-        optimizer, "Attempting CUDA graph capture of step.. for an instance of PagedAdamW but .*capturable is False"
-    )
-    theirs = torch.optim.AdamW(params)
+def test_torch_refuses_a_group_that_is_not_capturable_too() -> None:
+    theirs = with_gradients(parameters(), torch.optim.AdamW)
     theirs.step()
     with pytest.raises(RuntimeError, match="Attempting CUDA graph capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         theirs.step()
@@ -175,31 +207,19 @@ def test_a_group_that_is_not_capturable_is_refused_as_in_torch() -> None:
 
 def test_eager_steps_are_warned_of_once_where_torch_does() -> None:
     """torch's constructor marks the warning as given, so that only optimizers that come from a pickle give it."""
-
-    def told(optimizer: Any) -> list[str]:
-        with warnings.catch_warnings(record=True) as found:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                for p in optimizer.param_groups[0]["params"]:
-                    p.grad = torch.ones_like(p)
-                optimizer.step()
-        return [str(w.message)[:50] for w in found]
-
-    said = {}
+    said = []
     for kind in (torch.optim.AdamW, PagedAdamW):
-        optimizer = kind(parameters(), capturable=True)
-        said[kind] = told(optimizer), told(pickle.loads(pickle.dumps(optimizer)))
-    assert said[PagedAdamW] == said[torch.optim.AdamW]
-    assert len(said[PagedAdamW][1]) == 1
-
-
-def test_a_first_step_is_refused_unless_its_state_is_made() -> None:
-    params = parameters()
-    give(params, 0)
-    optimizer = PagedAdamW(params, **CAPTURABLE)
-    refused(optimizer, "state 'step' of parameter 0 is not made yet: step once before the capture, or give preall")
-    plain = PagedSGD(params, lr=0.1)
-    refused(plain, "its kernel is not made yet")
+        made = kind(parameters(), capturable=True)
+        for copied in (False, True):
+            optimizer = pickle.loads(pickle.dumps(made)) if copied else made
+            give(optimizer.param_groups[0]["params"], 0)
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                for _ in range(2):
+                    optimizer.step()
+            said.append([str(w.message)[:50] for w in found])
+    assert said[:2] == said[2:]
+    assert len(said[1]) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,19 +240,6 @@ def test_a_first_step_is_captured_where_its_state_is_made(kind: str) -> None:
     assert_same((eager, theirs), (replayed, mine))
 
 
-def test_a_budget_that_moves_pages_is_refused() -> None:
-    _, optimizer = begun(KINDS["adamw"], placement="mapped", device_budget="auto", host_access="in_place")
-    refused(optimizer, "device_budget='auto', which moves pages")
-
-
-def test_strides_that_need_copies_are_refused() -> None:
-    p = torch.nn.Parameter(torch.randn(40, 30, device="cuda")[:, ::2])
-    p.grad = torch.ones_like(p)
-    optimizer = PagedAdamW([p], **CAPTURABLE)
-    optimizer.step()
-    refused(optimizer, "complex, have gaps or differ in strides")
-
-
 def test_a_table_by_value_is_not_refreshed() -> None:
     params, optimizer = begun(KINDS["adamw"], transport="struct")
     graph = captured(optimizer)
@@ -242,21 +249,85 @@ def test_a_table_by_value_is_not_refreshed() -> None:
     graph.replay()
 
 
-def test_a_gradient_of_another_dtype_is_refused_by_a_refresh() -> None:
+# --- a graph owns what it reads: it leaks nothing, outlives its optimizer, and if it fails leaves no trace ------------
+
+
+def buffers() -> int:
+    """How many pieces of the driver's memory are alive in this process; others use the card, too."""
+    return sum(isinstance(each, driver.DeviceMemory | driver.Event | driver.Buffer) for each in gc.get_objects())
+
+
+def test_a_thousand_captures_leak_nothing() -> None:
     params, optimizer = begun(KINDS["adamw"])
-    graph, eager = captured(optimizer), begun(KINDS["adamw"])
-    params[1].grad = None
-    params[1].grad_dtype = torch.bfloat16 if hasattr(params[1], "grad_dtype") else None
-    if params[1].grad_dtype is None:
-        pytest.skip("this torch has no gradients of another dtype")
-    params[1].grad = torch.ones_like(params[1], dtype=torch.bfloat16)
-    with pytest.raises(
-        TypeError, match=r"the gradient of parameter 1 is torch.bfloat16, the captured one reads torch.float32"
-    ):
-        optimizer.refresh()
-    graph.replay()
+
+    def capture_and_replay(count: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(count):
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin()  # torch.cuda.graph collects all garbage each time
+                optimizer.step()
+                graph.capture_end()
+                graph.replay()
+        torch.cuda.synchronize()
+
+    capture_and_replay(10)
+    settled()
+    before, reserved = (count_held(), buffers()), torch.cuda.memory_reserved()
+    capture_and_replay(1000)
+    settled()
+    assert all(now <= then for now, then in zip((count_held(), buffers()), before, strict=True))
+    assert torch.cuda.memory_reserved() <= reserved
+    assert float(optimizer.state[params[0]]["step"]) == 2 + 1010
+
+
+def test_a_graph_outlives_its_optimizer() -> None:
+    eager = begun(KINDS["adamw"])
+    params, optimizer = begun(KINDS["adamw"], **PLACES["in place"])
+    graph = captured(optimizer)
+    del optimizer
+    settled()
+    junk = [torch.full((70_001,), float("nan"), device="cuda") for _ in range(8)]
+    for step in range(2, 6):
+        give(eager[0], step)
+        eager[1].step()
+        give(params, step)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert same(eager[0], params)
+    assert len(junk) == 8
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no launch"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_capture_that_fails_leaves_the_optimizer_as_it_was(error: BaseException, monkeypatch: Any) -> None:
+    (params, optimizer), eager = begun(KINDS["adamw"]), begun(KINDS["adamw"])
+    count = count_held()
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.CudaKernel, "__call__", raising(error))
+        with pytest.raises(type(error)), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
+    settled()
+    assert count_held() == count
+    assert_same((params, optimizer), eager)
+    captured(optimizer).replay()
     eager[1].step()
     assert_same((params, optimizer), eager)
+
+
+def test_an_interrupt_anywhere_in_a_refresh_is_mended_by_the_next_one() -> None:
+    params, optimizer = begun(KINDS["adamw"])
+    eager = begun(KINDS["adamw"])
+    graph = captured(optimizer)
+    give(params, 2, in_place=False)
+    lines = interrupt_at(0, signal.SIGINT, optimizer.refresh).events
+    assert lines > 20
+    for step, at in enumerate(range(1, lines, lines // 25), 3):
+        for world in ((params, optimizer), eager):
+            give(world[0], step, in_place=False)
+        interrupt_at(at, signal.SIGINT, optimizer.refresh)
+        optimizer.refresh()
+        graph.replay()
+        eager[1].step()
+        assert_same((params, optimizer), eager)
 
 
 # --- steps in functions that are compiled, into CUDA graphs or not ---------------------------------------------------

@@ -130,40 +130,27 @@ def assert_doubled(room: torch.Tensor, begin: int, end: int) -> None:
         assert not len(wrong), f"{len(wrong)} elements are wrong, the first is {start + int(wrong[0])} of {len(room)}"
 
 
-def need_memory(nbytes: int) -> None:
+FOUR_BILLION = tuple((1 << 30) + i for i in range(5))
+
+
+@pytest.mark.exclusive
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("numels", [(2**31 - 1,), (2**31,), (2**31 + 65_536,), FOUR_BILLION], ids=str)
+def test_more_elements_than_32_bits_count(numels: tuple[int, ...]) -> None:
+    """4.3 GB of bfloat16 in one tensor, or 10.7 GB in several, between guard bands; every element is looked at."""
     gc.collect()
     torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    if free < nbytes:
-        pytest.skip(f"needs {nbytes / 1e9:.0f} GB of device memory, {free / 1e9:.1f} GB are free")
-
-
-@pytest.mark.exclusive
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("numel", [2**31 - 1, 2**31, 2**31 + 65_536])
-def test_a_tensor_of_two_to_the_31_elements(numel: int) -> None:
-    """4.3 GB of bfloat16 between guard bands; every element is looked at."""
-    need_memory(12 << 30)
-    room = torch.empty(numel + 2 * GUARD, dtype=BF16, device="cuda")
-    fill(room)
-    multi_tensor_apply(RULES["mul_scalar"], [[room[GUARD : GUARD + numel]]], {"scalar": 2.0})
-    assert_doubled(room, GUARD, GUARD + numel)
-    del room
-    torch.cuda.empty_cache()
-
-
-@pytest.mark.exclusive
-@pytest.mark.timeout(300)
-def test_tensors_of_more_than_two_to_the_32_elements_together() -> None:
-    """Five times 2**30 bfloat16 elements, 10.7 GB, in one launch."""
-    need_memory(18 << 30)
-    rooms = [torch.empty((1 << 30) + i, dtype=BF16, device="cuda") for i in range(5)]
+    needed, free = 2 * sum(numels) + (7 << 30), torch.cuda.mem_get_info()[0]
+    if free < needed:
+        pytest.skip(f"needs {needed / 1e9:.0f} GB of device memory, {free / 1e9:.1f} GB are free")
+    rooms = [torch.empty(numel + 2 * GUARD, dtype=BF16, device="cuda") for numel in numels]
     for room in rooms:
         fill(room)
-    multi_tensor_apply(RULES["mul_scalar"], [rooms], {"scalar": 2.0})
+    views = [room[GUARD:-GUARD] for room in rooms]
+    multi_tensor_apply(RULES["mul_scalar"], [views], {"scalar": 2.0})
     for room in rooms:
-        assert_doubled(room, 0, len(room))
-    del rooms, room
+        assert_doubled(room, GUARD, len(room) - GUARD)
+    del rooms, room, views
     torch.cuda.empty_cache()
 
 

@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 import torch
 from children import python
-from gpu_support import NEEDED, assert_clean, deterministic_attention, no_synchronizing, settled
+from gpu_support import NEEDED, deterministic_attention, no_synchronizing, settled
 from overlapped import Ended, Loop, agree, run
 from staged import both_ways
-from stand_ins import raising
 from torch import nn
 
 from pagedopt.optim.overlap import side_stream
 from pagedopt.optim.overlap.side_stream import SideStream
 from pagedopt.optim.queue import QueuedStep
-from pagedopt.placements.movers import OwnMover
 from tests.optim.overlapped_found import FOUND
 from tests.optim.overlapped_loops import ACTS, LOOPS, TRAINED, loop_of, often_and_long
 from tests.optim.overlapped_models import clip
@@ -222,25 +220,3 @@ def test_nothing_waits_for_the_device() -> None:
     with no_synchronizing():
         loop.models[0](batch).square().mean().backward()
         loop.opts[0].step()
-
-
-@pytest.mark.parametrize("call", ["fetch", "arrive", "evict", "finish"])
-def test_a_driver_that_fails_in_a_hook_damages_state_at_most(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Loading mends it, and training goes on in the bits of a plain one."""
-    loop, plain = within("plain", device="cuda").start(True, 2), within("plain", device="cuda").start(False, 2)
-    (opt,), params = loop.opts, [*loop.models[0].parameters()]
-    saved, state = [p.detach().clone() for p in params], plain.opts[0].state_dict()
-    with monkeypatch.context() as patched:
-        patched.setattr(OwnMover, call, raising(OSError("says the test")))
-        with pytest.raises(OSError, match="says the test"):
-            loop.train(1)
-    assert_clean()
-    assert opt.damaged or call in ("fetch", "arrive")
-    with torch.no_grad():
-        torch._foreach_copy_(params, saved)
-    loop.models[0].zero_grad()
-    opt.load_state_dict(state)
-    loop.number = plain.number
-    for each in (loop, plain):
-        each.train(2)
-    assert all(map(torch.equal, loop.values(), plain.values()))

@@ -9,6 +9,8 @@ from typing import Any
 import kernel_texts
 import numpy as np
 import pytest
+import torch
+from gpu_support import DEVICES, NEEDED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_texts import instance
@@ -17,16 +19,21 @@ from prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_
 from prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of, signed_sets
 from support import F32
 
-from pagedopt.kernels import nvrtc, source
+from pagedopt.kernels import cuda, nvrtc, source
 from pagedopt.kernels.cuda import PROLOGUE_AT, PROLOGUE_BLOCK
 from pagedopt.rules import RULES, Rule, rule
+from pagedopt.system import internals
 from tests.card.kernels import build
 
 ALL = {**SUBJECTS, "raising": raising, "square_root": RULES["square_root"]}
 
 
-def launch_of(subject: Rule, backwards: bool = False) -> Launch:
-    """Plays the prologue of one of :data:`ALL`."""
+def launch_of(subject: Rule, backwards: bool = False, device: str = "cpu") -> Launch:
+    """Plays the prologue of one of :data:`ALL`, or launches it on the current stream of a GPU."""
+    if device == "cuda":
+        index = torch.cuda.current_device()
+        kernel = cuda.prologue_kernel(subject, index)
+        return lambda argument, rows: kernel(argument, rows, cuda.Stream(internals.current_stream(index)))
     texts = tuple(r.prologue_source() for r in ALL.values())
     plays = build(tuple(map(source.prologue_instance, ALL.values())), texts, kernel="prologue.cu")
     play = plays[list(ALL).index(subject.name)]
@@ -104,13 +111,21 @@ def test_where_python_raises_numbers_are_not_finite(a: float, b: float) -> None:
     assert same_bits(got, np.array([RAISES[a, b]]))
 
 
-@pytest.mark.parametrize("backwards", [False, True])
+READ = [
+    (name, backwards, "cpu")
+    for name in ("adamw", "lion", "nadam", "carrying", "divided", "square_root", "filled")
+    for backwards in (False, True)
+]
+ON_GPU = [pytest.param(name, False, "cuda", marks=NEEDED) for name in ("lion", "sgd_momentum", "carrying")]  # no powers
+
+
 @pytest.mark.parametrize("count", [1, PROLOGUE_BLOCK, 300])
-@pytest.mark.parametrize("name", ["adamw", "lion", "nadam", "carrying", "divided", "square_root", "filled"])
-def test_numbers_are_read_and_written_in_their_types(name: str, count: int, backwards: bool) -> None:
+@pytest.mark.parametrize(("name", "backwards", "device"), [*READ, *ON_GPU])
+def test_numbers_are_read_and_written_in_their_types(name: str, count: int, backwards: bool, device: str) -> None:
     """Some float32, some float64; absent rows stay as they are; rows lie in several blocks of threads."""
     subject = ALL[name]
-    check_runs(mixed_rows(subject, common_sets(subject, count)), launch_of(subject, backwards))
+    rows = mixed_rows(subject, common_sets(subject, count), device=device)
+    check_runs(rows, launch_of(subject, backwards, device))
 
 
 def test_without_a_count_the_step_is_zero() -> None:
@@ -174,3 +189,52 @@ def test_a_rule_with_infinite_numbers_compiles() -> None:
     """NVRTC has no headers, and no INFINITY."""
     kernel_texts.nvrtc()
     nvrtc.compile_cuda(source.text(infinite), (instance(infinite, (F32,), 512, "TableAt"),), "sm_90")
+
+
+# ---- on a GPU, whose ``pow`` is not the C library's: the host's numbers after rounding to float32 ----
+
+
+#: Of so many sets one may round to another float32.
+ONE_IN = 1000
+
+
+def sets_of_adamw(count: int) -> list[dict[str, float]]:
+    """Random hyperparameters, near their ends, too."""
+    generator = np.random.default_rng(11)
+    columns = {
+        "lr": 10 ** generator.uniform(-6, 0, count),
+        "beta1": 1 - 10 ** generator.uniform(-3, -0.2, count),
+        "beta2": 1 - 10 ** generator.uniform(-5, -0.5, count),
+        "eps": 10 ** generator.uniform(-12, -3, count),
+        "weight_decay": np.where(generator.random(count) < 0.2, 0, generator.uniform(0, 0.3, count)),
+        "step": np.ceil(10 ** generator.uniform(0, 5, count)),
+        "maximize": generator.integers(0, 2, count).astype(float),
+    }
+    assert tuple(columns) == RULES["adamw"].scalars
+    return [dict(zip(columns, values, strict=True)) for values in np.column_stack([*columns.values()]).tolist()]
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_numbers_of_adamw_round_to_the_hosts(device: str) -> None:
+    subject, sets = RULES["adamw"], sets_of_adamw(ONE_IN)
+    steps = [s["step"] for s in sets]
+    assert min(steps) < 5
+    assert 50_000 < max(steps) <= 100_000
+    single = np.zeros((len(sets), 1 + len(subject.scalars)), bool)
+    single[:, 0] = True  # torch's step counts
+    there = Rows(subject, sets, single, device=device).run(launch_of(subject, device=device))
+    host = np.array([subject.uniforms(s) for s in sets])
+    np.testing.assert_allclose(there, host, rtol=1e-9, atol=0)
+    got, want = there.astype(np.float32), host.astype(np.float32)
+    apart = got != want
+    assert apart.any(axis=1).sum() <= len(sets) / ONE_IN, f"{apart.sum(axis=0)} of {len(sets)} for each number"
+    assert np.array_equal(np.nextafter(want, got)[apart], got[apart]), "more than one float32 apart"
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+@pytest.mark.parametrize("name", ["smooth", "nadam", "adam_amsgrad"])
+def test_other_functions_are_near(name: str, device: str) -> None:
+    subject = SUBJECTS[name]
+    sets = common_sets(subject, 1000)
+    got = Rows(subject, sets, device=device).run(launch_of(subject, device=device))
+    np.testing.assert_allclose(got, [subject.uniforms(s) for s in sets], rtol=1e-12, atol=1e-13)

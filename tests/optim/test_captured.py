@@ -68,6 +68,16 @@ def test_gradients_that_no_captured_kernel_can_read_are_refused_first(
         captured.refresh(world.optimizer)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no gradients of another dtype")
+def test_a_gradient_of_another_dtype_is_refused(played: Captured) -> None:
+    world, captured = played
+    p = world.params[1]
+    p.grad, p.grad_dtype = None, torch.bfloat16
+    p.grad = torch.ones_like(p, dtype=torch.bfloat16)
+    with pytest.raises(TypeError, match=r"the gradient of parameter 1 is torch.bfloat16, the captured one reads"):
+        captured.refresh(world.optimizer)
+
+
 def test_a_refresh_that_was_broken_off_is_named(played: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     world, captured = played
     monkeypatch.setattr(HostNumbers, "is_told", False)
