@@ -7,6 +7,7 @@ a case knows; ``BEFORE`` has what changes in front of every step.
 from __future__ import annotations
 
 import functools
+import math
 import random
 import threading
 from collections import defaultdict
@@ -298,6 +299,11 @@ def set_groups(group: int | None = 0, **values: Any) -> Act:
     return lambda w: [each.update(values) for each in (w.groups if group is None else [w.groups[group]])]
 
 
+def betas(kind: Callable[[list[float]], Any]) -> Act:
+    """As many as the first group has."""
+    return lambda w: w.groups[0].update(betas=kind([0.5 + 0.2 * i for i, _ in enumerate(w.groups[0]["betas"])]))
+
+
 def without(name: str) -> Act:
     return lambda w: w.groups[0].pop(name)
 
@@ -452,9 +458,7 @@ FLAGS: dict[str, dict[str, Act]] = {
     "weight_decay": {"weight_decay": set_groups(1, weight_decay=0.0)},
     "maximize": {"maximize": set_groups(maximize=True), "no maximize": without("maximize")},
     "foreach": {"foreach": set_groups(foreach=True)},
-    "betas": {
-        "betas": set_groups(betas=(0.5, 0.7)), "betas list": set_groups(betas=[0.5, 0.7]), "no betas": without("betas"),
-    },
+    "betas": {"betas": betas(tuple), "betas list": betas(list), "no betas": without("betas")},
     "eps": {"eps": set_groups(eps=0.1)},
     "decoupled_weight_decay": {"coupled weight_decay": set_groups(decoupled_weight_decay=False)},
     "momentum": {"momentum": set_groups(momentum=0.3)},
@@ -542,6 +546,16 @@ def absent(which: Callable[[int], Any]) -> Act:
     def act(w: World) -> None:
         for i in which(w.count):
             w.params[i].grad = None
+
+    return act
+
+
+def infinite(*steps: int, value: float = math.inf) -> Act:
+    """A gradient that is not finite in some steps."""
+
+    def act(w: World) -> None:
+        if w.count in steps:
+            w.params[1].grad.view(-1)[3] = value  # type: ignore[union-attr]
 
     return act
 

@@ -29,7 +29,8 @@ from tests.clients.clients_page import Record
 
 if TYPE_CHECKING:
     from command_line import Program
-    from played_tables import Tables
+
+    from tests.card.tables import Tables
 
 RUN_FOLDER = "PAGEDOPT_TESTS_FOLDER"
 RECORD = "PAGEDOPT_CLIENTS_RECORD"
@@ -154,8 +155,8 @@ def staged(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
     """A played card, with tables on it."""
-    from played_card import Card
-    from played_tables import Tables
+    from tests.card.card import Card
+    from tests.card.tables import Tables
 
     with Card(monkeypatch).playing() as card:
         yield Tables(card)

@@ -14,8 +14,8 @@ from experiments.lecture.readings import READINGS, declared
 
 CLAIMS = Path(__file__).resolve().parents[1] / "claims.toml"
 TRUE, CHANGED, SLIP, NOT_SEEN = "true", "changed since", "was a slip", "not seen here"
-LATER, NOT_YET, NOT_HERE = "shown in a later part", "not measured yet", "not shown here"
-VERDICTS = (TRUE, CHANGED, SLIP, NOT_SEEN, LATER, NOT_YET, NOT_HERE)
+NOT_YET, NOT_HERE = "not measured yet", "not shown here"
+VERDICTS = (TRUE, CHANGED, SLIP, NOT_SEEN, NOT_YET, NOT_HERE)
 UNITS = {"": 1, "ms": 1e3, "MiB": 2**20}
 
 
@@ -51,7 +51,6 @@ class Claim:
     number: str = ""
     source: str = ""
     shown: str = ""
-    later: str = ""
     not_here: str = ""
     today: str = ""
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -61,8 +60,8 @@ class Claim:
 
     @property
     def experiment(self) -> str:
-        """That shows it, or will."""
-        return self.shown.partition(".")[0] or self.later
+        """That shows it."""
+        return self.shown.partition(".")[0]
 
     def said(self, rows: Rows) -> Said | None:
         """What rows of the question that shows it say; None if the rows are not there, or nothing in their cells."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.kept import KEPT, NOTES, check_source, fill, find, markdown, newest, of_questions, read
 from experiments.lab import Rows
-from experiments.lecture.claims import CHANGED, LATER, NOT_HERE, NOT_SEEN, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
+from experiments.lecture.claims import CHANGED, NOT_HERE, NOT_SEEN, NOT_YET, SLIP, TRUE, VERDICTS, Claim, claims
 
 #: Lists the notes.
 INDEX = NOTES / "README.md"
@@ -26,7 +26,7 @@ PARTS = {
 #: Verdicts behind a number.
 SEVERAL = {
     TRUE: "are true", CHANGED: "have changed since", SLIP: "were slips", NOT_SEEN: "not seen here",
-    LATER: "are left to a later part", NOT_YET: "not measured yet", NOT_HERE: "not shown here",
+    NOT_YET: "not measured yet", NOT_HERE: "not shown here",
 }  # fmt: skip
 HEAD = """\
 # Claims of the lectures, and what was measured
@@ -40,7 +40,7 @@ marks are the source's, with its hedges; `claims.toml` says which notes have a c
 
 *True*: it is so today; a claim that something may or can happen is true if it happened once, and where only its number
 differs. *Changed since*: it is no longer so. *Was a slip*: it was not so then either. *Not seen here*: what may happen
-did not happen in what was tried; that refutes nothing. *Shown in a later part*: its experiment is not written yet.
+did not happen in what was tried; that refutes nothing.
 
 Numbers under "ours" are a GPU's; the note that is linked names the machine. Each verdict follows from measured numbers,
 named by `holds` in `claims.toml` or by `experiments/lecture/readings.py`.
@@ -56,12 +56,11 @@ class Line:
     verdict: str
 
     def cells(self) -> list[str]:
-        """Of the table; the last links to the note, and names an experiment that is not written yet."""
+        """Of the table; the last links to the note."""
         claim = self.claim
         verdict = f"{self.verdict}; {claim.today}" if claim.today else self.verdict
-        later = f"`{claim.later}`" if claim.later else "-"
         found = find(claim.experiment) if claim.shown else None
-        shown = f"[{claim.shown}]({found[0].note}.md)" if found else later
+        shown = f"[{claim.shown}]({found[0].note}.md)" if found else "-"
         said = f"{claim.claim} ({claim.number})" if claim.number else claim.claim
         return [claim.id, said, self.ours or "-", verdict, shown]
 
@@ -121,8 +120,6 @@ class Results:
 
 def line(claim: Claim, results: Results) -> Line:
     """What is said of a claim."""
-    if claim.later:
-        return Line(claim, "", LATER)
     if claim.not_here:
         return Line(claim, "", f"{NOT_HERE}: {claim.not_here}")
     rows = results.rows(claim.shown)

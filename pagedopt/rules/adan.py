@@ -1,7 +1,7 @@
 """Adan (Xie et al. 2022, arXiv:2208.06677), algorithm 1 with decay within the proximal step."""
 
 from ..formats.choice import Moment
-from .moments import mean_of_squares
+from .moments import mean, mean_of_squares
 from .rule import fma, rule, sqrt
 
 MEANS = {"exp_avg": Moment(decay="beta1"), "exp_avg_diff": Moment(decay="beta2")}
@@ -17,9 +17,9 @@ def adan(
     grad = -grad if maximize else grad
     diff = grad - before if step > 1 else 0 * grad
     before = grad
-    exp_avg = fma(1 - beta1, grad, beta1 * exp_avg)
-    exp_avg_diff = fma(1 - beta2, diff, beta2 * exp_avg_diff)
+    exp_avg, exp_avg_diff = mean(grad, exp_avg, beta1), mean(diff, exp_avg_diff, beta2)
     exp_avg_sq = mean_of_squares(fma(beta2, diff, grad), exp_avg_sq, beta3)
-    change = exp_avg / (1 - beta1**step) + beta2 / (1 - beta2**step) * exp_avg_diff
-    param = (param - lr * change / (sqrt(exp_avg_sq / (1 - beta3**step)) + eps)) / (1 + lr * weight_decay)
+    change = lr / (1 - beta1**step) * exp_avg + lr * beta2 / (1 - beta2**step) * exp_avg_diff
+    moved = param - change / (sqrt(exp_avg_sq) * (1 / (1 - beta3**step) ** 0.5) + eps)
+    param = fma(-lr * weight_decay / (1 + lr * weight_decay), moved, moved)
     return param, exp_avg, exp_avg_diff, exp_avg_sq, before

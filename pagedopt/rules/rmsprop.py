@@ -15,7 +15,7 @@ def rmsprop(param, grad, square_avg, *, lr, alpha, eps, weight_decay=0.0, maximi
     """RMSprop: the gradient over the root of its mean square."""
     grad = decayed(-grad if maximize else grad, param, weight_decay)
     square_avg = mean_of_squares(grad, square_avg, alpha)
-    param = param - lr * grad / (sqrt(square_avg) + eps)
+    param = fma(-lr, grad / (sqrt(square_avg) + eps), param)
     return param, square_avg
 
 
@@ -36,7 +36,7 @@ def rmsprop_centered(param, grad, square_avg, grad_avg, *, lr, alpha, eps, weigh
     """RMSprop with the variance in place of the mean square."""
     grad = decayed(-grad if maximize else grad, param, weight_decay)
     square_avg, grad_avg = mean_of_squares(grad, square_avg, alpha), mean(grad, grad_avg, alpha)
-    param = param - lr * grad / (sqrt(square_avg - grad_avg * grad_avg) + eps)
+    param = fma(-lr, grad / (sqrt(square_avg - grad_avg * grad_avg) + eps), param)
     return param, square_avg, grad_avg
 
 

@@ -2,7 +2,7 @@
 
 from ..formats.choice import Moment
 from .moments import mean_of_squares
-from .rule import rule, sqrt
+from .rule import fma, rule, sqrt
 
 
 @rule(moments={"z": Moment(weights=True), "exp_avg_sq": Moment(signed=False, decay="beta2", squares=True)})
@@ -18,8 +18,8 @@ def schedule_free_adamw(
     z = param if step == 1 else z
     exp_avg_sq = mean_of_squares(grad, exp_avg_sq, beta2)
     change = grad / (sqrt(exp_avg_sq / (1 - beta2**step)) + eps) + weight_decay * param
-    param = param + share * (z - param) - rate * (1 - beta1 * (1 - share)) * change
-    z = z - rate * change
+    param = fma(-rate * (1 - beta1 * (1 - share)), change, fma(share, z - param, param))
+    z = fma(-rate, change, z)
     return param, z, exp_avg_sq, weight_sum
 
 

@@ -15,7 +15,7 @@ import torchvision_operators
 from children import run
 from clients import ADAMW, PLACES, Watched, digest, everywhere, gpt2, moved_alike, on_devices, values
 
-from pagedopt import PagedAdamW
+from pagedopt import PagedAdamW, PagedScheduleFreeAdamW
 
 torchvision_operators.declare()
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -78,6 +78,37 @@ def test_optimizer_cls_and_kwargs(tmp_path: Path, device: str, place: str) -> No
 def test_bf16_and_accumulation(tmp_path: Path, device: str, place: str) -> None:
     """`bf16=True`, `gradient_accumulation_steps=2`."""
     beside_torch(tmp_path, device, place, 2e-2, bf16=True, gradient_accumulation_steps=2)
+
+
+@everywhere
+def test_schedule_free(tmp_path: Path, device: str, place: str) -> None:
+    """`PagedScheduleFreeAdamW`: Trainer evaluates at the average, and goes on where gradients are taken."""
+    kind = PagedScheduleFreeAdamW, {"lr": 2e-2, "warmup_steps": 2, **PLACES[place]}
+    held, runs = data()[:8], []
+    for often in ({}, {"eval_strategy": "steps", "eval_steps": 2}):
+        net = gpt2()
+        for module in net.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0  # an evaluation's loader draws a random number
+        made = trainer(
+            tmp_path, device, net, kind, more={"eval_dataset": held}, lr_scheduler_type="constant",
+            logging_nan_inf_filter=False, **often,
+        )  # fmt: skip
+        made.train()
+        runs.append((made, made.evaluate()["eval_loss"]))
+    (made, at_average), (evaluated, also) = runs
+    assert losses(evaluated) == pytest.approx(losses(made), rel=1e-4), "evaluation changes the training"
+    said = [entry["eval_loss"] for entry in evaluated.state.log_history if "eval_loss" in entry]
+    assert said[2] == pytest.approx(also)
+    assert also == pytest.approx(at_average, rel=1e-4)
+    assert all(group["averaged"] for group in inner(made).param_groups), "it has evaluated where gradients are taken"
+    at, batch = [], {name: torch.stack([each[name] for each in held]).to(device) for name in held[0]}
+    with torch.no_grad():
+        for go in (lambda: None, inner(made).train, inner(made).eval):
+            go()
+            at.append(made.model(**batch).loss.item())
+    assert at[0] == pytest.approx(at[2], rel=1e-5)
+    assert abs(at[1] - at[0]) > 1e-3 * at[0], "the average is where gradients are taken"
 
 
 @clients.on_cuda

@@ -180,8 +180,8 @@ DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "refused", "values changed between steps", ("lr=torch.float32 [0.5, 0.25]", "lr=torch.float32 []"),
         "A tensor lr that has not one element, put into a group, is refused with RuntimeError, as torch's AdamW "
-        "does; torch's others raise TypeError.",
-        tuple(name for name in _TORCHS if name != "PagedAdamW"), error=RuntimeError,
+        "and RAdam do; torch's others raise TypeError.",
+        tuple(name for name in _TORCHS if name not in ("PagedAdamW", "PagedRAdam")), error=RuntimeError,
     ),
     *(
         Difference(

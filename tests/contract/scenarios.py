@@ -36,14 +36,13 @@ SHAPES: Shapes = ((200, 101), (13, 18), (1,), ())
 
 
 @functools.cache
-def capturing(kind: Any) -> Any:
+def capturing(entry: Entry) -> Any:
     """A class of optimizers whose every step is captured into a graph of its own, and replayed; state is made with it,
     as a first step cannot make it in a capture."""
 
-    class Captured(kind):  # type: ignore[misc]
+    class Captured(entry.optimizer):  # type: ignore[misc, name-defined]
         def __init__(self, params: Any, **hyper: Any) -> None:
-            flag = {"capturable": True} if "capturable" in inspect.signature(kind).parameters else {}
-            super().__init__(params, **hyper, **flag, preallocate=True)
+            super().__init__(params, **hyper, **spec_of(entry).capturable, preallocate=True)
             self.side = torch.cuda.Stream()
 
         def step(self, closure: Any = None) -> None:
@@ -72,7 +71,7 @@ class Place:
 
     def kind(self, entry: Entry) -> Any:
         """Our class there."""
-        return capturing(entry.optimizer) if self.captured else entry.optimizer
+        return capturing(entry) if self.captured else entry.optimizer
 
 
 _IN_PLACE = {"placement": "mapped", "device_budget": "50%", "host_access": "in_place"}
@@ -93,6 +92,18 @@ CAPTURED = (
 def reference(entry: Entry) -> Any:
     """torch's class, as installed, or what stands in for it."""
     return spec_of(entry).reference
+
+
+@functools.cache
+def has(entry: Entry, device: str, **flags: Any) -> bool:
+    """Whether torch's class takes a step with these flags on a device; older versions have no fused one of some."""
+    p = torch.nn.Parameter(torch.ones(1, device=device))
+    p.grad = torch.ones_like(p)
+    try:
+        reference(entry)([p], **flags).step()
+    except (TypeError, RuntimeError):
+        return False
+    return entry.torch is not None
 
 
 def ordinary(entry: Entry) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tests.contract.scenarios import World, scenario, without_state
+from tests.specs import spec_of
 from tests.world import give
 
 CHAPTER = "gradients"
@@ -29,7 +30,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Numbers at which arithmetic ends.
 EXTREMES = (
-    math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 3.4e38, 1e19, 1e20, 1e-20, 65504.0,
+    math.inf, -math.inf, math.nan, 0.0, -0.0, 1e-45, -1e-40, 1e-38, 1e38, -1e38, 3.4e38, 1e19, 1e21, 1e-20, 65504.0,
     6e-8, 1.0,
 )  # fmt: skip
 
@@ -94,7 +95,7 @@ def _extremes(world: World, dtype: torch.dtype) -> torch.Tensor:
 def _decaying(world: World, p: Any, decay: float) -> Any:
     """An optimizer with one rate for all it has; its eps is no 0 in float16."""
     hyper = {name: value for name, value in (("momentum", decay), ("eps", 1e-3)) if name in world.known}
-    hyper |= {"betas": world.betas(decay, decay)} if "betas" in world.known else {}
+    hyper |= {"betas": world.betas(decay or spec_of(world.entry).least_beta, decay)} if "betas" in world.known else {}
     return world.make_default([p], **hyper)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from tests.contract.odd_values import group_of, odd_values, shown, switches, tried
 from tests.contract.scenarios import World, ordinary, scenario
+from tests.specs import spec_of
 from tests.world import give
 
 CHAPTER = "hyperparameters"
@@ -23,7 +24,7 @@ def test_values_of_zero(world: World) -> None:
     with a gradient that is zero in places."""
     zeros: dict[str, Any] = dict.fromkeys(ordinary(world.entry), 0.0)
     if "betas" in zeros:
-        zeros["betas"] = world.betas(0.0, 0.0)
+        zeros["betas"] = world.betas(spec_of(world.entry).least_beta, 0.0)
     for label, hyper in [*((name, {name: zero}) for name, zero in zeros.items()), ("all", zeros)]:
         p = world.param((13, 5))
         opt = world.make([p], **hyper)

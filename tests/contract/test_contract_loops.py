@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.contract.scenarios import World, scenario
+from tests.contract.scenarios import World, has, scenario
 from tests.world import give
 
 CHAPTER = "loops"
@@ -147,7 +147,10 @@ def test_clipping_inside(world: World) -> None:
 def test_a_scaled_loss(world: World) -> None:
     """A ``GradScaler`` whose scale doubles and halves, in each of torch's ways that take one: the steps that it skips,
     ``unscale_`` before some, what is left of the gradients, and a closure."""
-    ways: list[dict[str, Any]] = [{}, *({"fused": fused} for fused in (False, True) if "fused" in world.known)]
+    ways: list[dict[str, Any]] = [
+        {},
+        *({"fused": fused} for fused in (False, True) if has(world.entry, world.device, fused=fused)),
+    ]
     for way in ways:
         params, opt = world.begin([(13, 18), (7,), ()], **way)
         scaler = torch.amp.GradScaler(world.device, init_scale=64.0, growth_interval=2)

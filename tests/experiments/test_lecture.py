@@ -14,10 +14,9 @@ import pytest
 from experiment_runs import emptied, undated
 from paths import ROOT
 
-from experiments.kept import find
 from experiments.lab import Row, Rows
 from experiments.lecture import page
-from experiments.lecture.claims import LATER, NOT_HERE, NOT_YET, VERDICTS, Claim, claims
+from experiments.lecture.claims import NOT_HERE, NOT_YET, VERDICTS, Claim, claims
 from experiments.lecture.readings import READINGS
 
 IDS = [f"{letter}{n}" for letter, last in (("A", 37), ("C", 14), ("D", 12)) for n in range(1, last + 1)]
@@ -97,8 +96,7 @@ NAMES = re.compile(r"GPT-2|Llama 70B|float32|float64|int8|16 bytes|(4|32) KB|\{[
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 def test_a_claim_says_where_it_is_shown_and_when_it_is_true(claim: Claim) -> None:
-    assert sum(map(bool, (claim.shown, claim.later, claim.not_here))) == 1
-    assert not claim.later or find(claim.later) is None, "it is here"
+    assert bool(claim.shown) != bool(claim.not_here)
     assert not claim.not_here or REASONS.search(claim.not_here)
     assert len(set(claim.verdicts)) == 2
     assert set(claim.verdicts) <= set(VERDICTS[:4])
@@ -111,7 +109,7 @@ def test_a_claim_says_where_it_is_shown_and_when_it_is_true(claim: Claim) -> Non
 def test_results_that_are_not_there_are_not_measured_yet(tmp_path: Path) -> None:
     empty = page.Results(tmp_path)
     verdicts = {page.line(claim, empty).verdict for claim in CLAIMS.values()}
-    assert {verdict.partition(":")[0] for verdict in verdicts} == {LATER, NOT_YET, NOT_HERE}
+    assert {verdict.partition(":")[0] for verdict in verdicts} == {NOT_YET, NOT_HERE}
     kept = json.loads((ROOT / "experiments" / "results" / "pointer_transports-nvidia-h200.json").read_text())
     (tmp_path / "pointer_transports-cpu.json").write_text(json.dumps(kept))
     assert page.Results(tmp_path).rows("pointer_transports.attempts") is None, "claims are about GPUs"

@@ -9,17 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from captured_toys import (
-    KINDS,
-    PLACES,
-    assert_same,
-    begun,
-    captured,
-    give,
-)
+from captured_toys import KINDS, PLACES, assert_same, begun, captured, give
 from gpu_support import count_held, launching, settled
 from injector import interrupt_at
 from optim_support import same
+from stand_ins import raising
 
 from pagedopt.kernels import cuda
 from pagedopt.system import driver, virtual
@@ -110,12 +104,8 @@ def test_a_graph_that_is_gone_lets_go() -> None:
 def test_a_capture_that_fails_leaves_the_optimizer_as_it_was(error: BaseException, monkeypatch: Any) -> None:
     (params, optimizer), eager = begun(KINDS["adamw"]), begun(KINDS["adamw"])
     count = count_held()
-
-    def fails(*_: Any) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(cuda.CudaKernel, "__call__", fails)
+        patch.setattr(cuda.CudaKernel, "__call__", raising(error))
         with pytest.raises(type(error)), torch.cuda.graph(torch.cuda.CUDAGraph()):
             optimizer.step()
     settled()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from gpu_support import NEEDED, settled
 from optim_support import through_file
+from torch.multiprocessing import reductions
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.load import STAGING_BYTES
@@ -19,35 +22,24 @@ from tests.world import give, numbers
 pytestmark = NEEDED
 
 MIB = 1 << 20
-#: (placement, budget): a budget below 1 is a share of the state.
-PLACES: dict[str, tuple[str | None, float | None]] = {
-    "device": ("device", None),
-    "mapped 0": ("mapped", 0),
-    "mapped half": ("mapped", 0.5),
-    "mapped all": ("mapped", 1 << 30),
-    "managed 0": ("managed", 0),
-    "managed half": ("managed", 0.5),
-    "managed all": ("managed", 1 << 30),
-    "managed-driver": ("managed-driver", None),
-    "host": ("host", None),
-    "host 0": ("host", 0),
-}
 SHAPES = ((1023, 1025), (1500, 1001), (7,), (1 << 19,))
 STATE_BYTES = 8 * sum(torch.Size(shape).numel() for shape in SHAPES)
-
-
-def made(name: str) -> tuple[list[torch.nn.Parameter], Any]:
-    """Parameters, and an optimizer of two groups whose state is in a place."""
-    params = [torch.nn.Parameter(numbers(shape, i, "cuda")) for i, shape in enumerate(SHAPES)]
-    return params, optimizer(params, name)
+PLACES: dict[str, dict[str, Any]] = {
+    "device": {"placement": "device"},
+    **{
+        f"{placement} {share}": {"placement": placement, "device_budget": int(share * STATE_BYTES)}
+        for placement, share in itertools.product(("mapped", "managed"), (0, 0.5, 2))
+    },
+    "managed-driver": {"placement": "managed-driver"},
+    "host": {"placement": "host"},
+    "host 0": {"placement": "host", "device_budget": 0},
+}
 
 
 def optimizer(params: list[torch.nn.Parameter], name: str) -> Any:
-    placement, budget = PLACES[name]
-    if budget is not None and budget < 1:
-        budget = int(budget * STATE_BYTES)
+    """One of two groups whose state is in a place."""
     groups = [{"params": params[1:], "lr": 0.02, "weight_decay": 0.3}, {"params": params[:1], "betas": (0.8, 0.9)}]
-    return PagedAdamW(groups, placement=placement, **({} if budget is None else {"device_budget": budget}))
+    return PagedAdamW(groups, **PLACES[name])
 
 
 def train(params: list[torch.nn.Parameter], opt: Any, first: int, count: int) -> None:
@@ -73,20 +65,16 @@ def peak_of(work: Callable[[], Any]) -> int:
 
 
 def trained(name: str) -> tuple[list[torch.nn.Parameter], Any]:
-    params, opt = made(name)
+    params = [torch.nn.Parameter(numbers(shape, i, "cuda")) for i, shape in enumerate(SHAPES)]
+    opt = optimizer(params, name)
     train(params, opt, 0, 2)
     return params, opt
-
-
-def on_host(opt: Any) -> dict[str, Any]:
-    found: dict[str, Any] = through_file(opt.state_dict(), map_location="cpu")
-    return found
 
 
 def saved_as(form: Callable[[torch.Tensor], torch.Tensor], name: str) -> tuple[list[torch.nn.Parameter], Any, Any]:
     """Parameters, their optimizer, and a checkpoint whose state has another form."""
     params, opt = trained(name)
-    saved = on_host(opt)
+    saved: Any = through_file(opt.state_dict(), map_location="cpu")
     for entry in saved["state"].values():
         entry.update({k: form(v) for k, v in entry.items() if k != "step"})
     return params, opt, saved
@@ -165,9 +153,24 @@ def test_a_resumed_run_needs_no_more_than_a_fresh_one(name: str, form: str) -> N
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("name", ["device", "mapped half", "host"])
+@pytest.mark.parametrize("name", ["device", "mapped 0.5", "host"])
 def test_state_comes_from_another_device_without_room_on_this_one(name: str) -> None:
     params, opt, saved = saved_as(lambda t: t.bfloat16().to("cuda:1"), name)
     assert peak_of(lambda: opt.load_state_dict(saved)) == 0
     for i, p in enumerate((*params[1:], *params[:1])):
         assert torch.equal(opt.state[p]["exp_avg"].cpu(), saved["state"][i]["exp_avg"].float().cpu())
+
+
+@pytest.mark.parametrize("name", [name for name in PLACES if name != "device"])
+def test_what_is_sent_is_memory_that_torch_has_a_handle_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through a queue of ``torch.multiprocessing``: seen is what torch's own reduction is given."""
+    params, opt = trained(name)
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(reductions, "reduce_tensor", lambda tensor: (sent.append(tensor), (int, ()))[1])
+    state = [value for p in params for value in opt.state[p].values() if value.is_cuda]
+    for value in state:
+        ForkingPickler.dumps(value)
+    torch_own = {block["address"] for s in torch.cuda.memory_snapshot() for block in s["blocks"]}
+    assert all(torch.equal(a, b) for a, b in zip(sent, state, strict=True))
+    assert {t.untyped_storage().data_ptr() for t in sent} <= torch_own
+    assert not any(a is b for a, b in zip(sent, state, strict=True))

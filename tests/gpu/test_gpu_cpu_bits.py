@@ -44,7 +44,7 @@ def test_rules_on_cpu_and_gpu_agree(case: tuple[Rule, str]) -> None:
             sweep = Sweep(rule, lists, sets=3)
             sweep.table.host.set_sets([i % 3 for i in range(len(lists[0]))])
             sweep.run([rule.uniforms(scalars) for scalars in sets_in(rule, step)])
-        assert_same_bits(rule, before, there, here)
+    assert_same_bits(rule, before, there, here)
 
 
 @pytest.mark.parametrize("stored", [*STORED, *SIXTEEN])
@@ -59,7 +59,12 @@ def test_optimizers_on_cpu_and_gpu_agree(name: str, stored: str) -> None:
     runs = []
     for device in ("cpu", "cuda"):
         params = [torch.nn.Parameter(value.to(device, copy=True)) for value in start]
-        optimizer = case.make(False, [{"params": params}], **options)
+        try:
+            optimizer = case.make(False, [{"params": params}], **options)
+        except ValueError as error:
+            if "cannot be stored in int8" not in str(error):
+                raise
+            pytest.skip("state that int8 cannot store")
         runs.append((device, params, optimizer))
     for step in range(20):
         grads = [spoilt(torch.randn(shape, generator=generator).to(dtype), generator) for shape in SHAPES]

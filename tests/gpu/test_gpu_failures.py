@@ -14,7 +14,7 @@ import torch
 from cuda_errors import assert_clean
 from gpu_support import NEEDED, all_of_the_card_in_the_end
 from optim_support import ADAMW
-from spill_support import everything, parameters, same, steps
+from spill_support import everything, parameters, same, steps, trained
 from staged import call_by_call
 from stand_ins import raising
 
@@ -29,8 +29,6 @@ from tests.optim.faults import Scene, Stage, expected
 pytestmark = [*NEEDED, call_by_call]
 
 STAGED = [Scene("step", placement, case, "cuda") for placement in ("spilled", "half") for case in ("adamw", "momentum")]
-#: How many of the copies of a step are hit.
-HITS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -45,53 +43,59 @@ def set_up(scene: Scene) -> Stage:
     return Stage(scene)
 
 
-class Hit:
-    """Stands in for ``Copy.queue``: calls ``act`` in the place of copy number ``at``; 0: of none."""
+def hit_copy(at: int, act: Callable[[], Any], step: Callable[[], Any], patch: pytest.MonkeyPatch) -> int:
+    """Act in front of copy number ``at`` of a step; returns how many copies it has begun."""
+    queue, begun = Copy.queue, 0
 
-    def __init__(self, at: int, act: Callable[[], Any]) -> None:
-        self.at, self.act, self.count, self.queue = at, act, 0, Copy.queue
+    def hit(copy: Copy, stream: int) -> None:
+        nonlocal begun
+        begun += 1
+        if begun == at:
+            act()
+        queue(copy, stream)
 
-    def put_in_place(self, patch: pytest.MonkeyPatch) -> Hit:
-        patch.setattr(Copy, "queue", lambda copy, stream: self(copy, stream))
-        return self
-
-    def __call__(self, copy: Copy, stream: int) -> None:
-        self.count += 1
-        if self.count == self.at:
-            self.act()
-        self.queue(copy, stream)
-
-
-def hit_with(
-    act: Callable[[], Any], scene: Scene, patch: pytest.MonkeyPatch, error: type[BaseException] = KeyboardInterrupt
-) -> Iterator[tuple[int, Stage]]:
-    """Act in some of the copies that the operation makes, which raises then; the stage behind each."""
-    stage, counting = set_up(scene), Hit(0, lambda: None)
     with patch.context() as here:
-        counting.put_in_place(here)
-        stage.act()
-    assert counting.count >= 2, "nothing is staged"
-    for at in range(1, counting.count + 1, max(1, counting.count // HITS)):
-        stage = Stage(scene)
-        with patch.context() as here:
-            Hit(at, act).put_in_place(here)
-            with pytest.raises(error, match="says the test" if error is driver.CudaError else None):
-                stage.act()
+        here.setattr(Copy, "queue", hit)
+        step()
+    return begun
+
+
+#: What is done in the place of a copy, what rises then, and what has become of the step.
+HITS: dict[str, tuple[Callable[[], Any], type[BaseException], tuple[str, ...]]] = {
+    "fails": (
+        raising(driver.CudaError("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE", "says the test")),
+        driver.CudaError,
+        ("before", "damaged"),
+    ),
+    "interrupted": (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt, ("after",)),
+}
+
+
+@pytest.mark.parametrize("how", HITS)
+@pytest.mark.parametrize("scene", STAGED, ids=str)
+def test_each_copy_of_a_staged_sweep_is_hit(scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt waits for the end of the sweep."""
+    act, error, found = HITS[how]
+    copies = hit_copy(0, act, set_up(scene).act, monkeypatch)
+    assert copies >= 2, "nothing is staged"
+    for at in range(1, copies + 1):
+        stage = set_up(scene)
+        with pytest.raises(error):
+            hit_copy(at, act, stage.act, monkeypatch)
         assert_clean()
-        yield at, stage
+        assert stage.verdict(may_be_damaged=how == "fails") in found, f"copy {at}"
 
 
-@pytest.mark.parametrize("scene", STAGED, ids=str)
-def test_a_copy_that_fails_is_heard_of(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse = raising(driver.CudaError("cuMemcpyAsync", "CUDA_ERROR_INVALID_VALUE", "refused, says the test"))
-    for at, stage in hit_with(refuse, scene, monkeypatch, driver.CudaError):
-        assert stage.verdict(may_be_damaged=True) in ("before", "damaged"), f"copy {at}"
-
-
-@pytest.mark.parametrize("scene", STAGED, ids=str)
-def test_an_interrupt_in_a_staged_sweep_waits_for_its_end(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at, stage in hit_with(lambda: signal.raise_signal(signal.SIGINT), scene, monkeypatch):
-        assert stage.verdict(may_be_damaged=False) == "after", f"copy {at}"
+@pytest.mark.parametrize("nth", [2, 3, 8])
+def test_a_copy_that_is_torn_between_sections_brings_nothing_back(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page whose second section is not in its slot must not be copied home: there is another page's there."""
+    formats = {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}  # else all sections are one copy
+    params, opt = trained(3, placement="mapped", device_budget=0, state_format=formats)
+    before = everything(params, opt)
+    with pytest.raises(KeyboardInterrupt):
+        hit_copy(nth, raising(KeyboardInterrupt()), opt.step, monkeypatch)
+    assert not opt.damaged
+    assert same(before, everything(params, opt))
 
 
 def test_no_room_for_the_slots_of_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,40 +126,6 @@ def test_a_full_device_refuses_or_nothing_is_asked_of_it(operation: str, placeme
     assert_clean()
     found = stage.verdict(may_be_damaged=False)
     assert found == "after" or error is not None, "nobody heard of it"
-
-
-class Scarce:
-    """Stands in for an allocation of the driver: the ``at``-th that any of them is asked for, and all later, fail."""
-
-    def __init__(self, name: str, at: int, asked: list[str]) -> None:
-        self.name, self.at, self.asked, self.allocate = name, at, asked, getattr(driver, name)
-
-    def __call__(self, *given: Any) -> Any:
-        self.asked.append(self.name)
-        if len(self.asked) >= self.at:
-            raise driver.CudaError(self.name, "CUDA_ERROR_OUT_OF_MEMORY", "refused, says the test")
-        return self.allocate(*given)
-
-
-@pytest.mark.parametrize("at", [1, 2, 3])
-@pytest.mark.parametrize("operation", ["first step", "step"])
-def test_no_memory_for_a_pointer_table(operation: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of a first launch is there before anything changes; behind a launch a step may be damaged, and says so."""
-    stage, error = set_up(Scene(operation, "resident", "adamw", "cuda")), None
-    asked: list[str] = []
-    with monkeypatch.context() as here:
-        for name in ("allocate_managed", "allocate_mapped", "allocate_pinned"):
-            here.setattr(driver, name, Scarce(name, at, asked))
-        try:
-            stage.act()
-        except (RuntimeError, MemoryError) as refused:
-            error = refused.with_traceback(None)
-    assert_clean()
-    assert asked or operation == "step", "no table was made"
-    first = operation == "first step" and at == 1
-    found = stage.verdict(may_be_damaged=not first)
-    assert found == "after" or error is not None, "nobody heard of it"
-    assert found == "before" or not first
 
 
 OPTIONS: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": "50%", "host_access": "in_place"}]

@@ -7,9 +7,11 @@ waits for it: a fence that is missing is a wrong number.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from optim_support import ADAMW
@@ -51,13 +53,20 @@ class Loop:
 
     Attributes:
         make: the models; the first is called with data, the next with what it returns.
-        loss: of what the last one returns.
+        forward: what a batch becomes.
+        loss: of that.
         before, between, behind: called before a step's forward, between backward and step, and behind zero_grad.
         attach: the modules to attach.
         overlap: under what.
+        options: of the optimizer.
+        enough: steps after which all that is done has been hidden.
+        hides: whether more than a step's pages are hidden then.
+        plain: why steps are not queued, and how many.
+        outside: parameters that are in no attached model in the end.
     """
 
     make: Callable[[int], Models] = lambda width: [linears(width)]
+    forward: Callable[[Loop, Tensor], Tensor] = lambda loop, x: functools.reduce(lambda y, m: m(y), loop.models, x)
     loss: Callable[[Loop, Tensor], Tensor] = lambda loop, y: y.square().mean()
     before: Callable[[Loop], None] = lambda loop: None
     between: Callable[[Loop], None] = lambda loop: None
@@ -66,11 +75,15 @@ class Loop:
     attach: Callable[[Loop], Iterable[nn.Module]] = lambda loop: loop.models
     step: Callable[[Loop, Callable[[], Tensor]], Tensor] | None = None
     micro: int = 1
-    budget: Any = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
     hook_plain: bool = False  # any hook turns a fast path of torch off
     data: tuple[int, ...] = (4,)
     device: str = "cpu"
     overlap: Literal["forward", "backward"] = "forward"
+    enough: int = 3
+    hides: bool = True
+    plain: Mapping[str, int] = field(default_factory=dict)
+    outside: int = 0
     # --- of a run
     attached: bool = field(default=False, init=False)
     number: int = field(default=0, init=False)
@@ -80,10 +93,11 @@ class Loop:
     more: list[float] = field(default_factory=list, init=False)  # what hooks have read
 
     def adamw(self, params: Iterable[nn.Parameter], **options: Any) -> PagedAdamW:
-        chosen = {**ADAMW, "placement": PLACES[self.device], "device_budget": self.budget, **options}
-        return PagedAdamW(params, **chosen)
+        away = {"placement": PLACES[self.device], "device_budget": 0}
+        return PagedAdamW(params, **{**ADAMW, **away, **self.options, **options})
 
-    def start(self, attached: bool) -> None:
+    def start(self, attached: bool, steps: int = 0) -> Self:
+        """Make all of it anew, and train."""
         torch.manual_seed(5)
         self.attached, self.number, self.tool, self.more = attached, 0, None, []
         self.models = [m.to(self.device) for m in self.make(WIDE[self.device])]
@@ -94,21 +108,18 @@ class Loop:
         for opt in self.opts if attached else ():
             for model in self.attach(self):
                 opt.attach(model, self.overlap)
+        self.train(steps)
+        return self
 
     def batch(self, of: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * self.number + of)
         return torch.randn(*self.data, WIDE[self.device], generator=generator).to(self.device)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for model in self.models:
-            x = model(x)
-        return x
-
     def gradients(self) -> Tensor:
         """Forward and backward of each part of a batch."""
         total = torch.zeros((), device=self.device)
         for of in range(self.micro):
-            loss = self.loss(self, self.forward(self.batch(of))) / self.micro
+            loss = self.loss(self, self.forward(self, self.batch(of))) / self.micro
             loss.backward()
             total = total + loss.detach()
         return total
@@ -160,31 +171,37 @@ class Ended:
     hidden: int
     pages: int
     plain: dict[str, int]
+    outside: int
 
     def same(self, other: Ended) -> bool:
         return self.losses == other.losses and all(map(torch.equal, self.values, other.values))
 
 
-def run(loop: Loop, attached: bool, steps: int, watch: bool = True) -> Ended:
+def run(loop: Loop, attached: bool, steps: int | None = None, watch: bool = True) -> Ended:
     """Train from the start, once."""
     loop.start(attached)
     with watched(loop, watch):
-        losses = loop.train(steps)
-    plain: dict[str, int] = {}
-    for opt in loop.opts:
-        plain |= opt.overlap_report().plain
-    return Ended([*losses, *loop.more], loop.values(), loop.hidden(), loop.pages(), plain)
+        losses = loop.train(loop.enough if steps is None else steps)
+    reports = [opt.overlap_report() for opt in loop.opts]
+    plain = {why: count for report in reports for why, count in report.plain.items()}
+    outside = sum(report.outside for report in reports)
+    return Ended([*losses, *loop.more], loop.values(), loop.hidden(), loop.pages(), plain, outside)
 
 
-def agree(queued: Ended, plain: Ended, hidden: bool = True) -> Ended:
+def agree(queued: Ended, plain: Ended, hides: bool = True) -> Ended:
     """Both ended alike to the bit; something was hidden."""
     assert queued.losses == plain.losses
     assert all(map(torch.equal, queued.values, plain.values))
     assert queued.pages > 50
-    assert not hidden or queued.hidden > queued.pages
+    assert not hides or queued.hidden > queued.pages
     return queued
 
 
-def equal(loop: Loop, steps: int, hidden: bool = True) -> Ended:
+def equal(loop: Loop, steps: int | None = None, watch: bool = True) -> Ended:
     """Train with steps that are queued, and with steps that are not; they agree."""
-    return agree(run(loop, True, steps), run(loop, False, steps), hidden)
+    return agree(run(loop, True, steps, watch), run(loop, False, steps), loop.hides)
+
+
+def carriers() -> list[threading.Thread]:
+    """The threads that carry pages."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("pagedopt-file")]

@@ -13,7 +13,7 @@ from reference_lion import mean_of, number
 Tensor = torch.Tensor
 
 
-def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float) -> Any:
+def written(ours: Any, update: Callable[..., dict[str, Tensor]], least_beta: float = 0.0, **begin: float) -> Any:
     """A torch optimizer with the arguments of ``ours``, which computes in float32 or wider, and of complex numbers both
     parts.
 
@@ -21,6 +21,7 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
         ours: the class that it stands for.
         update: the paper's lines: of the parameter ``x``, its gradient ``g``, state and hyperparameters by name, and of
             the step ``t`` new values of ``x`` and state.
+        least_beta: if it is above 0, the first of ``betas`` may not be 0.
         begin: numbers of a parameter's own, and their first values.
     """
     asked = inspect.signature(ours.__init__)
@@ -48,7 +49,8 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], **begin: float)
                 if isinstance(value, Tensor) and value.numel() != 1:
                     raise ValueError(f"a tensor of {value.numel()} elements")
             decays = [*betas, *(hyper[name] for name in numbers if name == "momentum")]
-            if not (all(value >= 0 for value in values) and all(0 <= decay < 1 for decay in decays)):
+            first = not least_beta or bool(betas[0] > 0)
+            if not (first and all(value >= 0 for value in values) and all(0 <= decay < 1 for decay in decays)):
                 raise ValueError(f"{hyper}")
             super().__init__(bound.arguments["params"], hyper)
 
@@ -145,9 +147,11 @@ def adan(g, x, m, v, n, last, *, t, lr, betas, eps, weight_decay):  # type: igno
     """Algorithm 1, whose decay rates are one less these."""
     b1, b2, b3 = betas
     diff = g - last if t > 1 else 0 * g
-    m, v, n = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * diff, b3 * n + (1 - b3) * (g + b2 * diff) ** 2
-    change = lr * (m / (1 - b1**t) + b2 / (1 - b2**t) * v) / ((n / (1 - b3**t)).sqrt() + eps)
-    return {"x": (x - change) / (1 + lr * weight_decay), "exp_avg": m, "exp_avg_diff": v, "exp_avg_sq": n, "before": g}
+    m, v, n = m.lerp(g, 1 - b1), v.lerp(diff, 1 - b2), b3 * n + (1 - b3) * (g + b2 * diff) ** 2
+    change = (lr / (1 - b1**t) * m + lr * b2 / (1 - b2**t) * v) / (n.sqrt() * (1 / (1 - b3**t) ** 0.5) + eps)
+    x, decay = x - change, lr * weight_decay
+    x = x - decay / (1 + decay) * x
+    return {"x": x, "exp_avg": m, "exp_avg_diff": v, "exp_avg_sq": n, "before": g}
 
 
 def adopt(g, x, m, v, *, t, lr, betas, eps, weight_decay):  # type: ignore[no-untyped-def]
@@ -156,7 +160,7 @@ def adopt(g, x, m, v, *, t, lr, betas, eps, weight_decay):  # type: ignore[no-un
     if t == 1:
         return {"x": x, "exp_avg_sq": g * g}
     most = (t - 1) ** 0.25
-    m = m.lerp((g / v.sqrt().clamp(min=eps)).clamp(-most, most), 1 - b1)
+    m = m.lerp((g / torch.maximum(v.sqrt(), torch.tensor(eps, dtype=v.dtype))).clamp(-most, most), 1 - b1)
     return {"x": x - (lr * weight_decay * x + lr * m), "exp_avg": m, "exp_avg_sq": b2 * v + (1 - b2) * g * g}
 
 

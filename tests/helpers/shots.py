@@ -6,13 +6,10 @@ import errno
 import os
 import signal
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from injector import Alarm, Outcome, fail_at, interrupt_at
-
-from tests.optim.faults import Stage
-from tests.optim.faults_crowd import Crowd
 
 #: 1: every line and every call; a larger number: every so many of them.
 EVERY = int(os.environ.get("PAGEDOPT_EVERY_LINE", "0"))
@@ -40,19 +37,42 @@ def places(scene: Any, files: list[str]) -> list[int]:
     return sorted(chosen.union(range(1 + first % stride, len(files) + 1, stride)))
 
 
-def each(scene: Any, shoot: Shoot, judge: Callable[[Any, Outcome], object], stage_of: Any = Stage) -> None:
-    """Shoot at each place, at the ``act`` of a stage of its own, and judge what came of it."""
-    stage_of.expected(scene)
+def hit(
+    make: Callable[[], Any],
+    begin: Callable[[Any], Callable[[], Any]],
+    shoot: Shoot,
+    places: Callable[[Outcome], Iterable[int]],
+    judge: Callable[[Any, Outcome], object],
+) -> None:
+    """Shoot at what ``begin`` returns of a thing of its own, at each of some places, and judge what came of it."""
     wrong: list[str] = []
-    for place in places(scene, shoot(NEVER, stage_of(scene).act).files):
-        stage, outcome = stage_of(scene), None
+    for place in places(shoot(NEVER, begin(make()))):
+        thing, outcome = make(), None
+        act = begin(thing)
         try:
-            outcome = shoot(place, stage.act)
-            judge(stage, outcome)
+            outcome = shoot(place, act)
+            judge(thing, outcome)
         except Exception as error:
-            hit = f"{outcome.shots} raised {outcome.error!r}" if outcome else "in the operation"
-            wrong.append(f"{place}: {hit}: {type(error).__name__}: {error}")
+            what = f"{outcome.shots} raised {outcome.error!r}" if outcome else "in the operation"
+            wrong.append(f"{place}: {what}: {type(error).__name__}: {error}")
     assert not wrong, "\n".join([f"{len(wrong)} places", *wrong[:20]])
+
+
+def each(scene: Any, shoot: Shoot, judge: Callable[[Any, Outcome], object], stage_of: Any) -> None:
+    """Shoot at the ``act`` of a stage, and judge what came of it."""
+    stage_of.expected(scene)
+    hit(lambda: stage_of(scene), lambda stage: stage.act, shoot, lambda seen: places(scene, seen.files), judge)
+
+
+def last_times(seen: Outcome) -> Iterable[int]:
+    """Each line, when it is run last."""
+    assert seen.events, "there is nothing to hit"
+    return range(1, seen.events + 1, EVERY) if EVERY else seen.last_times
+
+
+def spread(shots: int) -> Callable[[Outcome], Iterable[int]]:
+    """So many places, if there are."""
+    return lambda seen: range(1, seen.events + 1, EVERY or max(1, seen.events // shots))
 
 
 def assert_rose(outcome: Outcome) -> None:
@@ -63,19 +83,19 @@ def assert_rose(outcome: Outcome) -> None:
     assert isinstance(outcome.error, kinds) or dropped or not outcome.shots, repr(outcome.error)
 
 
-def judge_signal(stage: Stage | Crowd, outcome: Outcome) -> None:
+def judge_signal(stage: Any, outcome: Outcome) -> None:
     """It rises, and nothing is damaged."""
     assert_rose(outcome)
     assert stage.verdict(may_be_damaged=False) == "after" or outcome.error is not None
 
 
-def judge_failure(stage: Stage | Crowd, outcome: Outcome) -> None:
+def judge_failure(stage: Any, outcome: Outcome) -> None:
     """It may damage, and is heard of unless all is done."""
     assert outcome.error is None or isinstance(outcome.error, Exception)
     assert stage.verdict(may_be_damaged=True) == "after" or outcome.error is not None, "nobody heard of it"
 
 
-def judge_two(stage: Stage, outcome: Outcome) -> None:
+def judge_two(stage: Any, outcome: Outcome) -> None:
     """The first rises; the second may damage."""
     assert_rose(outcome)
     stage.verdict(may_be_damaged=len(outcome.shots) > 1, torn=True)
@@ -94,3 +114,12 @@ def failure_at(at: int, act: Callable[[], Any]) -> Outcome:
 def two_at(at: int, act: Callable[[], Any]) -> Outcome:
     """Ctrl-C, and again some lines later."""
     return interrupt_at((at, at + GAPS[at % 3]), signal.SIGINT, act)
+
+
+def at_lines_of(*functions: Callable[..., Any], gap: int = 0) -> Shoot:
+    """Ctrl-C at a line of these, and once more after so many of their lines."""
+
+    def shoot(at: int, act: Callable[[], Any]) -> Outcome:
+        return interrupt_at((at, at + gap) if gap else at, signal.SIGINT, act, of=functions)
+
+    return shoot

@@ -65,6 +65,44 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(one, other) and one.dtype is other.dtype if isinstance(one, Tensor) else bool(one == other)
 
 
-def both(train: Callable[[bool], Any]) -> None:
-    """Train with steps within backwards and with plain ones: both end in the same bits."""
-    assert same(train(True), train(False))
+Act = Callable[[Any, Held, int], object]
+
+
+def trained(
+    within: bool,
+    model: Callable[[], Held] = held,
+    optimizer: Callable[[Held], Any] = adamw,
+    before: Act = lambda *_: None,
+    behind: Act = lambda *_: None,
+    order: Callable[[int], Iterable[int]] = lambda step: reversed(range(len(SHAPES))),
+    steps: int = 4,
+) -> list[Any]:
+    """Bits in the end, of steps within backwards or behind them.
+
+    Args:
+        before, behind: what is done in front of a backward, and between it and the step.
+        order: in which gradients come.
+    """
+    net = model()
+    opt = optimizer(net)
+    if within:
+        opt.attach(net, overlap="backward")
+    for step in range(steps):
+        before(opt, net, step)
+        arrive(net, step, order(step))
+        behind(opt, net, step)
+        opt.step()
+        opt.zero_grad()
+    return bits(net, opt)
+
+
+def assert_same_bits(**how: Any) -> None:
+    """Steps within backwards and plain ones end alike."""
+    assert same(trained(True, **how), trained(False, **how))
+
+
+def attached(**options: Any) -> tuple[Held, PagedAdamW]:
+    model = held()
+    opt = adamw(model, **options)
+    opt.attach(model, overlap="backward")
+    return model, opt

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from children import python
+from gpu_support import DEVICES
 from often import MARKS
 from rules_under_test import copied, same_values
 from support import BF16, DTYPES, F16, F32, F64, SIZES, assert_updated, clone, lists_for, same_bits, scalars_for
@@ -115,17 +116,19 @@ def every_value(dtype: torch.dtype) -> torch.Tensor:
     return torch.from_numpy(np.arange(1 << 16, dtype=np.uint16).view(np.int16)).view(dtype)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
-def test_every_16_bit_float_is_read_exactly(dtype: torch.dtype) -> None:
+def test_every_16_bit_float_is_read_exactly(dtype: torch.dtype, device: str) -> None:
     source = every_value(dtype)
-    target = torch.zeros(1 << 16)
-    multi_tensor_apply(copied, [[source], [target]])
-    assert same_values(target, source.float())
+    target = torch.zeros(1 << 16, device=device)
+    multi_tensor_apply(copied, [[source.to(device)], [target]])
+    assert same_values(target.cpu(), source.float())
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("wide", [F32, F64], ids=str)
-def test_floats_are_rounded_to_16_bits_as_torch_does(dtype: torch.dtype, wide: torch.dtype) -> None:
+def test_floats_are_rounded_to_16_bits_as_torch_does(dtype: torch.dtype, wide: torch.dtype, device: str) -> None:
     halves = every_value(dtype).float()
     ordered = halves[halves.isfinite()].sort().values
     ties = (ordered[1:] + ordered[:-1]) / 2  # exact: every tie between neighbours, and a hair to either side
@@ -133,9 +136,9 @@ def test_floats_are_rounded_to_16_bits_as_torch_does(dtype: torch.dtype, wide: t
     beyond = torch.tensor([65519.99, 65520.0, 65536.0, 1e30, -65520.0, 3.4e38, math.inf, math.nan, 6e-8, 2.9e-8])
     random = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, 1 << 16, np.uint32).view(np.float32))
     values = torch.cat([halves, ties, *hairs, beyond, random]).to(wide)
-    target = torch.zeros(len(values), dtype=dtype)
-    multi_tensor_apply(copied, [[values], [target]])
-    assert same_values(target.float(), values.to(dtype).float())
+    target = torch.zeros(len(values), dtype=dtype, device=device)
+    multi_tensor_apply(copied, [[values.to(device)], [target]])
+    assert same_values(target.cpu().float(), values.to(dtype).float())
 
 
 WITHOUT_JIT = """

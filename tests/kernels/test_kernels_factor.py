@@ -10,7 +10,6 @@ import numpy as np
 import nvrtc_support
 import pytest
 import torch
-from host_build import build, functors, launch
 from kernel_names import instance, sums_instance
 from support import BF16, DTYPES, F16, F32, F64
 
@@ -21,6 +20,7 @@ from pagedopt.launch.on_device import FACTOR, Factor
 from pagedopt.launch.sums import SquaresList, added
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable
+from tests.card.kernels import build, functors, launch
 from tests.tables.test_table import assert_no_padding, assertions, compile_with
 
 SIZES = (0, 1, 31, 4097, 700, 40_000, 33)

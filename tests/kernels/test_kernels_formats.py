@@ -15,7 +15,6 @@ import nvrtc_support
 import pytest
 import torch
 from formats_under_test import TwoHalves, WhereItStands
-from host_build import Play, build, functors, launch
 from int8_oracle import Draw
 from int8_support import get, put, same
 from often import long_but
@@ -33,6 +32,7 @@ from pagedopt.launch.sweep import Stored
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry
 from pagedopt.tables.pointers import Rows
+from tests.card.kernels import Play, build, functors, launch
 from tests.outside.element_format import Fixed16
 from tests.outside.format import Int8Blocks
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from host_build import Play, build, functors, launch
 from kernel_names import instance
 from often import MARKS
 from rules_to_the_bit import CASES, assert_same_bits, dtypes_of, name_of, sets_in, special_lists
@@ -31,6 +30,7 @@ from support import AFTER, BF16, F16, F32, F64, SIZES, Lists, assert_updated, cl
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.rules import RULES, Rule
 from pagedopt.tables.layout import BLOCK, Geometry, HostTable, table_type
+from tests.card.kernels import Play, build, functors, launch
 
 AnyLists = Sequence[Sequence[torch.Tensor | None]]
 ADAMW = RULES["adamw"]

@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-from host_build import build, functors, table_at
 from kernel_names import instance
 from support import F32, Lists, clone, lists_for, same_bits, scalars_for
 
@@ -16,6 +15,7 @@ from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, Span, table_type
 from pagedopt.tables.pointers import Rows
 from pagedopt.transports.by_value import StructTransport
+from tests.card.kernels import build, functors, table_at
 
 ADAMW = RULES["adamw"]
 DTYPES = (F32,) * 4

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import nvrtc_support
 import pytest
-from host_build import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_names import instance
@@ -21,6 +20,7 @@ from support import F32
 from pagedopt.kernels import nvrtc, source
 from pagedopt.kernels.cuda import PROLOGUE_AT, PROLOGUE_BLOCK
 from pagedopt.rules import RULES, Rule, rule
+from tests.card.kernels import build
 
 ALL = {**SUBJECTS, "raising": raising, "square_root": RULES["square_root"]}
 

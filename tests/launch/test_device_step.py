@@ -6,15 +6,12 @@ The card is played; the prologue is a stand-in that adds 1 to the first scalar o
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numba
 import numpy as np
 import pytest
 import torch
-from played_sweep import Device
-from played_tables import Tables, change
 
 from pagedopt import DeviceTable
 from pagedopt.kernels import cuda as kernels
@@ -27,13 +24,9 @@ from pagedopt.tables.layout import Geometry, HostTable
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE
 from pagedopt.transports.transport import TABLE_AT
+from tests.card.tables import Device, Tables, change, words_at
 
 RULE, ROWS, STREAM = RULES["adamw"], 3, 7
-
-
-def live_words(address: int, count: int) -> np.ndarray:
-    """The words there, to read and to write."""
-    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
 
 
 class World:
@@ -59,11 +52,11 @@ class World:
         assert rows == ROWS
 
         def run() -> None:
-            inputs = live_words(int(at["inputs"]), told.size).reshape(told.shape)
+            inputs = words_at(int(at["inputs"]), told.size).reshape(told.shape)
             assert np.array_equal(inputs, told), "the prologue reads what was told later, or nothing"
-            scalars = live_words(int(at["table"]), self.table.rows_at).view(np.float64)
+            scalars = words_at(int(at["table"]), self.table.rows_at).view(np.float64)
             scalars.reshape(ROWS, -1)[:, 0] += 1
-            there = live_words(int(at["table"]), len(self.table.words))[self.table.rows_at : self.table.rows_end]
+            there = words_at(int(at["table"]), len(self.table.words))[self.table.rows_at : self.table.rows_end]
             assert np.array_equal(there.view(np.int64).reshape(want.shape), want)
             self.runs += 1
 
@@ -85,11 +78,11 @@ class World:
     @property
     def firsts(self) -> list[float]:
         """The first scalar of each row, on the device."""
-        return live_words(self.step.address, self.table.rows_at).view(np.float64).reshape(ROWS, -1)[:, 0].tolist()
+        return words_at(self.step.address, self.table.rows_at).view(np.float64).reshape(ROWS, -1)[:, 0].tolist()
 
     @property
     def counters(self) -> list[float]:
-        return live_words(self.step.counter_at(0), ROWS).view(np.float64).tolist()
+        return words_at(self.step.counter_at(0), ROWS).view(np.float64).tolist()
 
 
 @pytest.fixture
@@ -114,7 +107,7 @@ def test_what_has_not_changed_is_not_copied_and_scalars_and_counts_are_the_devic
         world.cuda.drain(STREAM)
     assert world.step.copies == 1
     assert world.firsts == [first + 3 for first in before]
-    live_words(world.step.counter_at(0), ROWS).view(np.float64)[:] = 9.0  # a prologue counts there
+    words_at(world.step.counter_at(0), ROWS).view(np.float64)[:] = 9.0  # a prologue counts there
     world.tell(2)
     world.launch()
     world.cuda.drain(STREAM)
@@ -153,15 +146,11 @@ def test_constants_lie_where_inputs_are_told_they_do(world: World) -> None:
     world.step.constants[1, 2], world.step.changed = 0.125, True
     world.launch()
     world.cuda.drain(STREAM)
-    assert live_words(world.step.constant_at(1, 2), 1).view(np.float64).tolist() == [0.125]
+    assert words_at(world.step.constant_at(1, 2), 1).view(np.float64).tolist() == [0.125]
 
 
 def test_in_a_capture_the_table_is_there_at_once_and_no_event_is_recorded(world: World) -> None:
-    order = world.cuda.card.order
-    with world.cuda.card.torch.on_handle(STREAM):
-        graph = order.capture(STREAM)
-        world.launch()
-        order.end_capture(graph)
+    graph = world.cuda.capture(world.launch, stream=STREAM)
     before = world.firsts
     assert world.step.copies == 0
     for count in range(1, 4):
@@ -171,7 +160,7 @@ def test_in_a_capture_the_table_is_there_at_once_and_no_event_is_recorded(world:
     assert world.step.publish(world.table, STREAM)
     assert not world.step.publish(world.table, STREAM)
     world.cuda.drain(STREAM)
-    kept = live_words(world.step.address, len(world.table.words) + world.step.inputs.size)
+    kept = words_at(world.step.address, len(world.table.words) + world.step.inputs.size)
     assert kept[-1] == 5
     assert world.firsts == [first + 3 for first in before]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from children import python
+from gpu_support import DEVICES, NEEDED
 
 from pagedopt import Rule, compose, multi_tensor_apply, rule
 from pagedopt.rules import RULES, addcmul
@@ -18,6 +19,8 @@ from pagedopt.rules.rule import find_registered
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 BACKENDS = ("aot_eager", "inductor")
+#: On a GPU Inductor makes kernels of its own, or all of it a CUDA graph.
+ON_GPU = [pytest.param("inductor", mode, "cuda", marks=NEEDED) for mode in (None, "reduce-overhead")]
 SIZES = (3, 1, 700)
 
 
@@ -27,9 +30,9 @@ def decayed(weight, grad, *, rate, lr=0.5):  # type: ignore[no-untyped-def]
     return weight
 
 
-def lists(seed: int = 0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def lists(seed: int = 0, device: str = "cpu") -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    made = [torch.randn(n, generator=generator) for n in SIZES * 2]
+    made = [torch.randn(n, generator=generator).to(device) for n in SIZES * 2]
     return made[:3], made[3:]
 
 
@@ -59,12 +62,14 @@ def equal(got: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_twelve_values_in_a_tensor_are_one_graph_with_the_bits_of_eager_calls(backend: str) -> None:
-    run = torch.compile(decay, backend=backend, fullgraph=True)
+@pytest.mark.parametrize(("backend", "mode", "device"), [*((each, None, "cpu") for each in BACKENDS), *ON_GPU])
+def test_twelve_values_in_a_tensor_are_one_graph_with_the_bits_of_eager_calls(
+    backend: str, mode: str | None, device: str
+) -> None:
+    run = torch.compile(decay, backend=backend, mode=mode, fullgraph=True)
     for i in range(12):
-        (got, grads), (want, _) = lists(i), lists(i)
-        after = run(got, grads, scalars(0.01 * i))
+        (got, grads), (want, _) = lists(i, device), lists(i, device)
+        after = run(got, grads, scalars(0.01 * i)).clone()
         multi_tensor_apply(decayed, [want, grads], {"rate": 0.01 * i})
         assert equal([*got, after], [*want, want[0] + 1])
     assert graphs() == 1
@@ -124,9 +129,10 @@ def test_two_rules_do_not_share_a_graph(backend: str) -> None:
         assert value.tolist() == [want] * 4
 
 
-def test_opcheck_has_nothing_to_say() -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck_has_nothing_to_say(device: str) -> None:
     for given in (decayed, compose(decayed, decayed)):
-        weights, grads = lists()
+        weights, grads = lists(device=device)
         found = torch.library.opcheck(operator(), (weights, grads, given.registered, scalars(0.1)))
         assert found == dict.fromkeys(found, "SUCCESS")
         assert len(found) == 4

@@ -214,7 +214,7 @@ def scaled(loop: Loop, gradients: Callable[[], Tensor]) -> Tensor:
     """A scaler, which skips a step where gradients overflow."""
     if loop.tool is None:
         loop.tool = torch.amp.GradScaler(loop.device, init_scale=256.0, growth_interval=2)
-    scale, loss = loop.tool, loop.loss(loop, loop.forward(loop.batch()))
+    scale, loss = loop.tool, loop.loss(loop, loop.forward(loop, loop.batch()))
     scale.scale(loss).backward()
     if loop.number == 3:
         next(loop.models[0].parameters()).grad.fill_(float("inf"))
@@ -288,63 +288,40 @@ def split(loop: Loop) -> None:
         opt.param_groups[-1]["params"][0].grad = torch.ones(2000, device=loop.device)
 
 
-#: Steps after which all that a loop does has been hidden; 3 for all others.
-STEPS = {
-    "late": 7, "scaler": 6, "a group more": 6, "evaluation": 5, "regularizer": 4, "two over the same": 6,
-    "encoder outside": 4, "transforms": 5,
-}  # fmt: skip
-#: Left to the long tests.
-LONG = (
-    "half of it resident",
-    "checkpoint",
-    "frozen",
-    "schedule",
-    "new weight_norm",
-    "spectral_norm",
-    "dropout",
-    "shuffled",
-    "two models",
-    "two optimizers",
-    "accumulation",
-    "a group more",
-    "prompt outside",
-    "recorded in a transform",
-)
-SEQUENCE = {"data": (2, 3)}
-LOOPS: dict[str, Callable[[], Loop]] = {
-    "plain": Loop,
-    "half of it resident": lambda: Loop(budget="50%"),
-    "tied": lambda: Loop(tied),
-    "attention": lambda: Loop(lambda w: [Attention(w)], **SEQUENCE),
-    "encoder": lambda: Loop(lambda w: [Encoder(w)], hook_plain=True, **SEQUENCE),
-    "checkpoint": lambda: Loop(lambda w: [Checkpointed(w, False)]),
-    "reentrant": lambda: Loop(lambda w: [Checkpointed(w, True)]),
-    "frozen": lambda: Loop(frozen),
-    "accumulation": lambda: Loop(micro=3),
-    "clipping": lambda: Loop(between=clip),
-    "scaler": lambda: Loop(step=scaled),
-    "schedule": lambda: Loop(before=with_schedule, behind=scheduled),
-    "closure": lambda: Loop(step=by_closure),
-    "old weight_norm": lambda: Loop(normed(nn.utils.weight_norm)),
-    "new weight_norm": lambda: Loop(normed(nn.utils.parametrizations.weight_norm)),
-    "spectral_norm": lambda: Loop(normed(nn.utils.parametrizations.spectral_norm)),
-    "functional": lambda: Loop(lambda w: [Functional(w)]),
-    "late": lambda: Loop(lambda w: [Late(w)]),
-    "shuffled": lambda: Loop(lambda w: [Shuffled(w)]),
-    "dropout": lambda: Loop(lambda w: [Dropped(w)]),
-    "regularizer": lambda: Loop(lambda w: [Skipping(w)], loss=regularized),
-    "evaluation": lambda: Loop(behind=evaluate),
-    "two models": lambda: Loop(lambda w: [linears(w), linears(w, 9)]),
-    "two optimizers": lambda: Loop(optimizers=halves),
-    "two over the same": lambda: Loop(optimizers=twice),
-    "a group more": lambda: Loop(before=split),
-    "encoder outside": lambda: Loop(lambda w: [linears(w, 9), linears(w)], attach=lambda loop: loop.models[1:]),
-    "prompt outside": lambda: Loop(
-        lambda w: [Prompt(w), linears(w), Temperature()], attach=lambda loop: loop.models[1:2]
+LOOPS: dict[str, Loop] = {
+    "plain": Loop(),
+    "half of it resident": Loop(options={"device_budget": "50%"}),
+    "tied": Loop(tied),
+    "attention": Loop(lambda w: [Attention(w)], data=(2, 3)),
+    "encoder": Loop(lambda w: [Encoder(w)], hook_plain=True, data=(2, 3)),
+    "checkpoint": Loop(lambda w: [Checkpointed(w, False)]),
+    "reentrant": Loop(lambda w: [Checkpointed(w, True)]),
+    "frozen": Loop(frozen),
+    "accumulation": Loop(micro=3),
+    "clipping": Loop(between=clip),
+    "scaler": Loop(step=scaled, enough=6),
+    "schedule": Loop(before=with_schedule, behind=scheduled),
+    "closure": Loop(step=by_closure),
+    "old weight_norm": Loop(normed(nn.utils.weight_norm)),
+    "new weight_norm": Loop(normed(nn.utils.parametrizations.weight_norm)),
+    "spectral_norm": Loop(normed(nn.utils.parametrizations.spectral_norm)),
+    "functional": Loop(lambda w: [Functional(w)]),
+    "late": Loop(lambda w: [Late(w)], enough=7),
+    "shuffled": Loop(lambda w: [Shuffled(w)]),
+    "dropout": Loop(lambda w: [Dropped(w)]),
+    "regularizer": Loop(lambda w: [Skipping(w)], loss=regularized, enough=4),
+    "evaluation": Loop(behind=evaluate, enough=5),
+    "two models": Loop(lambda w: [linears(w), linears(w, 9)]),
+    "two optimizers": Loop(optimizers=halves),
+    "two over the same": Loop(optimizers=twice, enough=6),
+    "a group more": Loop(before=split, enough=6),
+    "encoder outside": Loop(
+        lambda w: [linears(w, 9), linears(w)], attach=lambda loop: loop.models[1:], enough=4, outside=18
     ),
-    "blocks alone": lambda: Loop(lambda w: [Blocks(w)], attach=lambda loop: [loop.models[0].blocks]),
-    "transforms": lambda: Loop(step=by_transforms(lambda number: number % 3)),
-    "recorded in a transform": lambda: Loop(
-        lambda w: [Functional(w)], step=by_transforms(lambda number: int(number == 0))
+    "prompt outside": Loop(
+        lambda w: [Prompt(w), linears(w), Temperature()], attach=lambda loop: loop.models[1:2], outside=2
     ),
+    "blocks alone": Loop(lambda w: [Blocks(w)], attach=lambda loop: [loop.models[0].blocks], outside=4),  # type: ignore[list-item]
+    "transforms": Loop(step=by_transforms(lambda number: number % 3), enough=5),
+    "recorded in a transform": Loop(lambda w: [Functional(w)], step=by_transforms(lambda number: int(number == 0))),
 }

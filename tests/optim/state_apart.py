@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.multiprocessing
 from file_support import MIB, descriptors, disk_bytes, process_bytes
-from queue_apart import there_and_back, total
 
 from pagedopt import PagedAdamW
 from tests.world import numbers, steps
@@ -105,6 +105,10 @@ def watched(acts: list[str], placement: str, class_: str) -> None:
             gc.collect()
 
 
+def total(state: dict[str, Any]) -> float:
+    return sum(float(v.double().sum()) for entry in state["state"].values() for v in entry.values())
+
+
 def child_of_queue(inbox: Any, outbox: Any) -> None:
     """Send back what came, and the sum of it."""
     state = inbox.get()
@@ -113,13 +117,28 @@ def child_of_queue(inbox: Any, outbox: Any) -> None:
 
 
 def queue(method: str, placement: str) -> list[object]:
-    """See :func:`queue_apart.there_and_back`."""
-    return there_and_back(
-        method,
-        child_of_queue,
-        lambda: (trained(3, 40_000, placement), trained(3, 40_000, placement, "torch")),
-        lambda optimizer, params, turn: steps(optimizer, params, 2, first=2 * turn),
-    )
+    """A state dict to another process and back; then steps, and whether they are what torch's optimizer does."""
+    context: Any = torch.multiprocessing.get_context(method)
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=child_of_queue, args=(inbox, outbox), daemon=True)
+    process.start()
+    worlds = trained(3, 40_000, placement), trained(3, 40_000, placement, "torch")
+    state = worlds[0][0].state_dict()
+    before = copy.deepcopy(state)
+    inbox.put(state)
+    there, back = outbox.get(timeout=60)
+    same = all(torch.equal(v, back["state"][k][n]) for k, entry in before["state"].items() for n, v in entry.items())
+    back = copy.deepcopy(back)
+    inbox.put(None)
+    process.join(60)
+    right = []
+    for turn in (1, 2):
+        for optimizer, params in worlds:
+            steps(optimizer, params, 2, first=2 * turn)
+            optimizer.load_state_dict(copy.deepcopy(back))
+        pairs = zip(worlds[0][1], worlds[1][1], strict=True)
+        right.append(all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in pairs))
+    return [there == total(before), same, *right, process.exitcode]
 
 
 def queues(method: str) -> None:

@@ -7,7 +7,6 @@ import functools
 import gc
 import random
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from cache_support import in_child
 from gpu_support import DEVICES
 from often import MARKS, long_but
 from optim_support import same, stepped
-from support import BF16, F32, F64, default_dtype
+from support import F32, F64, default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW
@@ -32,12 +31,8 @@ from tests.acts import (
     acts_of,
     add_group,
     each_entry,
-    transposed,
-    with_gaps,
-    within,
 )
 from tests.loads import HOME, LOADED, MOVES
-from tests.optim.test_numbers import NADAM
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
     HALF,
@@ -57,7 +52,6 @@ from tests.world import (
     parameters,
     record,
     steps,
-    values,
 )  # fmt: skip
 
 #: Acts that change no tensor of state: where state lies does not matter to them.
@@ -74,20 +68,8 @@ COMMON = {*GROUPS, *RESETS, *LOADED} - {"prune", "add_param_group", "exchange"}
 #: Parts of the names of acts that go through a state dict, and of those that these do not go with: a load refuses to
 #: round, and a parameter that stands twice; it casts counts as torch does not; what changes a dict knows its own alone.
 LOADS = ("load", "new one", "deepcopy", "pickle", "state dict")
-ODD = (
-    "64",
-    "16",
-    "element",
-    "number",
-    "integer",
-    "numpy",
-    "shape",
-    "twice",
-    "in two groups",
-    "load ",
-    "counts",
-    "torch's",
-)
+ODD = ("64", "16", "element", "number", "integer", "numpy", "shape", "twice", "in two groups", "load ", "counts",
+       "torch's")  # fmt: skip
 
 
 def is_often(name: str, act: str) -> bool:
@@ -95,12 +77,13 @@ def is_often(name: str, act: str) -> bool:
     return act.startswith(OWN.get(name, "")) and not (name == "momentum" and act in COMMON)
 
 
+#: Clipping knows no rule.
 ACTS = [
     pytest.param(name, act, clip, id=f"{name}-{act}{'-clipped' * bool(clip)}", marks=MARKS[often])
     for name in BY_STATE
     for i, act in enumerate(acts_of(name))
-    for clip, often in ((None, is_often(name, act)), (0.5, name == "adamw" and i % 6 == 0))
-    if not (clip and "float16" in act and "cast" in act)  # torch adds squares of 16 bits in 16 bits
+    for clip, often in ((None, is_often(name, act)), (0.5, i % 6 == 0))
+    if not (clip and (name != "adamw" or ("float16" in act and "cast" in act)))  # torch adds squares of 16 bits in 16
 ]
 
 
@@ -213,50 +196,13 @@ MIXED = [torch.float32, torch.bfloat16, torch.float32, torch.float64, torch.floa
     ("case", "sides"),
     [
         pytest.param(case, sides, id=f"{case}-{name}", marks=MARKS[sides is SIDES or case in BY_STATE.values()])
-        for case in (*CASES.values(), NADAM)
+        for case in CASES.values()
         for name, sides in (("plain", SIDES), ("int8", INT8))
     ],
 )
 def test_parameters_of_several_dtypes(case: Case, sides: Any, device: str) -> None:
     ours = Worlds(case, *sides, dtypes=MIXED, device=device).step(9).ours[0]
     assert ours.quick >= 4 * QUICK
-
-
-#: How a parameter lies in memory, made of a matrix of (30, 42).
-LAYOUTS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    within, transposed, torch.t, with_gaps,
-    lambda t: t.reshape(5, 6, 7, -1).to(memory_format=torch.channels_last),
-    lambda t: t.reshape(6, 7, -1).permute(2, 0, 1),
-    lambda t: t[3:20, 5:9], lambda t: t[3:20, 5:9].t(), lambda t: t.flatten()[::7],
-    lambda t: t.as_strided((3, 2), (2, 3)),
-    lambda t: t[:, None, :, None].as_strided((30, 1, 42, 1), (42, 9, 1, 7)),
-)  # fmt: skip
-SIZES = ((), (0,), (1,), (3,), (4097,), (70_001,), (0, 5))
-KINDS = {
-    "real": (F32,),
-    "complex": (torch.complex64, torch.complex128),
-    "several": (F32, BF16, F64, torch.complex64),
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("case", "kind"),
-    [
-        pytest.param(case, kind, id=f"{case}-{kind}", marks=MARKS[case.name == "adamw" or i % 3 == j])
-        for i, case in enumerate(CASES.values())
-        for j, kind in enumerate(KINDS)
-    ],
-)
-def test_parameters_of_any_size_and_layout(case: Case, kind: str, device: str) -> None:
-    """Each layout and each size with each dtype."""
-
-    def make(device: str) -> list[torch.Tensor]:
-        matrices = [values((30, 42), i, device, dtype) for i, dtype in enumerate(KINDS[kind])]
-        sizes = [values(size, i, device, dtype) for i, size in enumerate(SIZES) for dtype in KINDS[kind]]
-        return [layout(matrix) for layout in LAYOUTS for matrix in matrices] + sizes
-
-    assert not Worlds(case, *SIDES, make=make, device=device).step(4).over
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -266,7 +212,7 @@ def test_parameters_of_any_size_and_layout(case: Case, kind: str, device: str) -
 )
 def test_many_steps_in_flight(name: str, clip: float | None, device: str) -> None:
     """More steps than there are buffers for tables, each with gradients elsewhere, and none is waited for."""
-    many = lambda device: [torch.ones(2, 3, device=device)] * 200  # noqa: E731
+    many = lambda device: [torch.ones(2, 3, device=device)] * 20  # noqa: E731
     sides = Worlds(CASES[name], RESIDENT, PYTHON, device=device, make=many, groups=one_group, clip=clip)
     sides.step(60, lambda world: world.alive.append([p.grad for p in world.params]))
     assert sides.ours[0].quick >= 50 * QUICK

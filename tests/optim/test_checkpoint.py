@@ -41,23 +41,27 @@ def cut_off(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def entry(change: Callable[[dict[str, Any]], Any]) -> Callable[[StateDict], Any]:
-    return lambda d: change(d["state"][2])
+def entry(change: Callable[[dict[str, Any]], Any], index: int = 2) -> Callable[[StateDict], Any]:
+    return lambda d: change(d["state"][index])
+
+
+def mean(change: Callable[[torch.Tensor], Any], index: int = 2) -> Callable[[StateDict], Any]:
+    """Another ``exp_avg``."""
+    return entry(lambda e: e.update(exp_avg=change(e["exp_avg"])), index)
+
+
+def count(value: Any) -> Callable[[StateDict], Any]:
+    return entry(lambda e: e.update(step=value))
 
 
 def group(change: Callable[[dict[str, Any]], Any]) -> Callable[[StateDict], Any]:
     return lambda d: change(d["param_groups"][0])
 
 
+#: What happens to a state dict, and what is said of it.
 HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
-    "shape": (
-        entry(lambda e: e.update(exp_avg=torch.zeros(7))),
-        r"exp_avg of parameter 2 has shape \(7,\), the parameter",
-    ),
-    "transposed": (
-        lambda d: d["state"][0].update(exp_avg=d["state"][0]["exp_avg"].t()),
-        r"parameter 0 has shape \(13, 18\)",
-    ),
+    "shape": (mean(lambda _: torch.zeros(7)), r"exp_avg of parameter 2 has shape \(7,\), the parameter"),
+    "transposed": (mean(torch.t, 0), r"parameter 0 has shape \(13, 18\)"),
     "a name less": (entry(lambda e: e.pop("exp_avg_sq")), "parameter 2 has no exp_avg_sq; it has step, exp_avg"),
     "a name without value": (entry(lambda e: e.update(exp_avg_sq=None)), "has no exp_avg_sq"),
     "no step": (entry(lambda e: e.pop("step")), "parameter 2 has no step"),
@@ -65,27 +69,21 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
         lambda d: d["state"].update({2: {"momentum_buffer": d["state"][2]["exp_avg"]}}),
         "parameter 2 has no step, exp_avg, exp_avg_sq; it has momentum_buffer",
     ),
-    "a list": (
-        entry(lambda e: e.update(exp_avg=e["exp_avg"].tolist())),
-        "exp_avg of parameter 2 is list, not a tensor",
-    ),
-    "integers": (entry(lambda e: e.update(exp_avg=e["exp_avg"].int())), "parameter 2 is torch.int32"),
-    "complex": (entry(lambda e: e.update(exp_avg=e["exp_avg"] * 1j)), "parameter 2 is torch.complex64"),
-    "sparse": (entry(lambda e: e.update(exp_avg=e["exp_avg"].to_sparse())), "parameter 2 is .*torch.sparse_coo"),
-    "meta": (entry(lambda e: e.update(exp_avg=e["exp_avg"].to("meta"))), "does not hold its values"),
-    "cut off": (entry(lambda e: e.update(exp_avg=cut_off(e["exp_avg"]))), "exp_avg of parameter 2 does not hold"),
+    "a list": (mean(torch.Tensor.tolist), "exp_avg of parameter 2 is list, not a tensor"),
+    "integers": (mean(torch.Tensor.int), "parameter 2 is torch.int32"),
+    "complex": (mean(lambda t: t * 1j), "parameter 2 is torch.complex64"),
+    "sparse": (mean(torch.Tensor.to_sparse), "parameter 2 is .*torch.sparse_coo"),
+    "meta": (mean(lambda t: t.to("meta")), "does not hold its values"),
+    "double": (mean(torch.Tensor.double), "float64 and would be rounded to torch.float"),
+    "cut off": (mean(cut_off), "exp_avg of parameter 2 does not hold"),
     "other, cut off": (entry(lambda e: e.update(other=cut_off(e["exp_avg"]))), "other of parameter 2 does not hold"),
-    "step cut off": (entry(lambda e: e.update(step=cut_off(torch.ones(1)))), "step of parameter 2 does not hold"),
-    "steps": (entry(lambda e: e.update(step=torch.ones(2))), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
-    "step complex": (
-        entry(lambda e: e.update(step=torch.tensor(1j))),
-        "step of parameter 2 is a tensor of .*complex64",
-    ),
-    "step true": (entry(lambda e: e.update(step=True)), "step of parameter 2 is True"),
-    "step text": (entry(lambda e: e.update(step="3")), "step of parameter 2 is '3'"),
+    "step cut off": (count(cut_off(torch.ones(1))), "step of parameter 2 does not hold"),
+    "steps": (count(torch.ones(2)), r"step of parameter 2 is a tensor of torch.float32, \(2,"),
+    "step complex": (count(torch.tensor(1j)), "step of parameter 2 is a tensor of .*complex64"),
+    "step true": (count(True), "step of parameter 2 is True"),
+    "step text": (count("3"), "step of parameter 2 is '3'"),
     "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),
     "a parameter twice": (group(lambda g: g["params"].__setitem__(2, 1)), "name a parameter twice"),
-    "double": (entry(lambda e: e.update(exp_avg=e["exp_avg"].double())), "float64 and would be rounded to torch.float"),
     "no betas": (group(lambda g: g.pop("betas")), "loaded group 0 has no betas"),
     "a parameter more": (group(lambda g: g["params"].append(4)), "doesn't match the size"),
     "a group more": (lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}), "different number of"),

@@ -1,8 +1,8 @@
 """State dicts of torch and bitsandbytes: files that they wrote, and dicts that go back and forth.
 
-The files in ``tests/helpers/data`` hold the schemas.  This file as a program, with ``tests/helpers`` in PYTHONPATH and
-perhaps the name of a library, writes them anew, that of bitsandbytes where it is installed; it was done with the
-versions that stand in them, on a CPU.
+The files in ``tests/helpers/data`` hold the schemas of the versions that stand in them, and are not written anew: three
+steps, the state dict behind them, and two steps more.  The history has what wrote them (``git log -S write_torch``,
+``git log -- tests/optim/write_golden.py``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import functools
 import importlib
 import io
 import pickle
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,43 +24,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import pagedopt
 from pagedopt import PagedAdamW, PagedSGD
 
-SGD: dict[str, Any] = {"lr": 0.05, "momentum": 0.8, "weight_decay": 0.1}
 FLAGS = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
-
-Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
-
-
-def record(make: Make) -> dict[str, Any]:
-    """Three steps, the state dict after them, and two steps more."""
-    torch.manual_seed(3)
-    params = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 5), (4,))]
-    grads = [[torch.randn_like(p).detach() for p in params] for _ in range(5)]
-    opt = make(params)
-    go_on(params, opt, grads[:3])
-    kept = {"params": [p.detach().clone() for p in params], "state_dict": copy.deepcopy(opt.state_dict())}
-    go_on(params, opt, grads[3:])
-    return {**kept, "grads": grads[3:], "after": [p.detach() for p in params]}
-
-
-def write_torch() -> None:
-    makes: dict[str, Make] = {
-        "adamw": lambda p: torch.optim.AdamW(p, **ADAMW),
-        "amsgrad": lambda p: torch.optim.AdamW(p, amsgrad=True, **ADAMW),
-        "fused": lambda p: torch.optim.AdamW(p, fused=True, **ADAMW),
-        "sgd": lambda p: torch.optim.SGD(p, **SGD),
-    }
-    torch.save({"version": str(torch.__version__), **{k: record(m) for k, m in makes.items()}}, DATA / "torch.pt")
-
-
-def write_bitsandbytes() -> None:
-    import bitsandbytes as bnb
-
-    makes: dict[str, Make] = {
-        "paged": lambda p: bnb.optim.PagedAdamW32bit(p, **ADAMW),
-        "8 bit": lambda p: bnb.optim.AdamW8bit(p, min_8bit_size=1, **ADAMW),
-        "lion": lambda p: bnb.optim.Lion32bit(p, lr=0.01),
-    }
-    torch.save({"version": bnb.__version__, **{k: record(m) for k, m in makes.items()}}, DATA / "bitsandbytes.pt")
 
 
 def read(library: str, case: str) -> dict[str, Any]:
@@ -210,10 +172,6 @@ def test_through_torch_s_distributed_checkpoints() -> None:
     assert again.param_groups[0]["lr"] == ADAMW["lr"]
 
 
-if __name__ == "__main__":
-    write_bitsandbytes() if "bitsandbytes" in sys.argv else write_torch()
-
-
 # --- checkpoints that must load for ever: written by pagedopt at 5d310f2 on a CPU and on a GPU ------------------------
 
 
@@ -249,8 +207,6 @@ CASES = [
 
 @functools.cache
 def read_file(written: str) -> dict[str, Any]:
-    if not FILES[written].exists():
-        pytest.skip(f"there is no {FILES[written].name} yet: tests/optim/write_golden.py says how it is made")
     found: dict[str, Any] = torch.load(FILES[written], weights_only=True, map_location="cpu")
     return found["cases"]
 

@@ -162,28 +162,24 @@ def test_what_ships_loses_nothing() -> None:
     assert lost.lost == ("buf",)
 
 
+class ChoosesAFunction(PagedOptimizer):
+    def rule_of(self, group: dict[str, Any]) -> Any:
+        return undecorated
+
+
 @pytest.mark.parametrize(
-    ("given", "text"),
-    [(undecorated, "rule is the function 'undecorated'; .*pagedopt.rule"), (None, "Own has no rule; .*pagedopt.rule"),
-     ("sgd", "rule is 'sgd'; .*pagedopt.rule")],
-)  # fmt: skip
-def test_what_is_no_rule_is_to_be_decorated(given: Any, text: str) -> None:
+    ("make", "text"),
+    [
+        (lambda: of(undecorated, LR), "rule is the function 'undecorated'; .*pagedopt.rule"),
+        (lambda: of(None, LR), "Own has no rule; .*pagedopt.rule"),
+        (lambda: of("sgd", LR), "rule is 'sgd'; .*pagedopt.rule"),
+        (lambda: PagedOptimizer([ready()], LR), "PagedOptimizer has no rule; "),
+        (lambda: ChoosesAFunction([ready()], LR).step(), "rule is the function 'undecorated'; "),
+    ],
+)
+def test_what_is_no_rule_is_to_be_decorated(make: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        of(given, LR)
-
-
-def test_a_class_without_a_rule_is_refused() -> None:
-    with pytest.raises(TypeError, match="PagedOptimizer has no rule; "):
-        PagedOptimizer([ready()], LR)
-
-
-def test_a_chosen_function_that_is_no_rule_is_to_be_decorated() -> None:
-    class Chooses(PagedOptimizer):
-        def rule_of(self, group: dict[str, Any]) -> Any:
-            return undecorated
-
-    with pytest.raises(TypeError, match="rule is the function 'undecorated'; "):
-        Chooses([ready()], LR).step()
+        make()
 
 
 # ---- its hyperparameters ----

@@ -5,6 +5,7 @@ Clipped steps between which users do what they like are in ``test_acts.py``.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Iterable
@@ -12,18 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_support import DEVICES
 from support import BF16, F16, F32, F64, threads
 
-from pagedopt import PagedAdamW, PagedOptimizer, PagedSGD
+from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.kernels import cpu
 from pagedopt.optim import clip as meshes
 from pagedopt.optim.plan import Step
+from tests.acts import absent, infinite, norm
+from tests.loads import load
 from tests.optim.clipped import ends, equal, give, params_of
 from tests.specs import CASES
-from tests.world import INT8, RESIDENT, SIDES, SPILLED, Worlds, assert_same_bits, one_group
+from tests.world import INT8, QUICK, RESIDENT, SIDES, SPILLED, Worlds, assert_same_bits, one_group
 
 
-@pytest.mark.parametrize("clip", [0.5, 1e4], ids=["below the norm", "above it"])
+@pytest.mark.parametrize("clip", [0.5, 1e4, math.inf], ids=["below the norm", "above it", "infinite"])
 @pytest.mark.parametrize("name", CASES)
 def test_clipped_steps_are_torch_s(name: str, clip: float) -> None:
     assert not Worlds(CASES[name], *SIDES, clip=clip).step(4).over
@@ -43,20 +47,10 @@ def test_flushing_denormals_loses_no_address(sides: Any) -> None:
 
 
 def test_the_norm_is_set_between_steps_and_taken_away() -> None:
-    """Each step as that of an optimizer that had it from the beginning; without it, as one that never had it."""
-    mine, other = params_of(), params_of()
-    a, b = PagedAdamW(mine, lr=0.03), torch.optim.AdamW(other, lr=0.03)
-    for seed, norm in enumerate([None, None, None, 1.0, 0.5, 0.5, None, None, 2.0]):
-        a.max_grad_norm = norm
-        assert a.max_grad_norm == norm
-        give(mine, seed)
-        give(other, seed)
-        a.step()
-        if norm is not None:
-            torch.nn.utils.clip_grad_norm_(other, norm)
-        b.step()
-        for p, q in zip(mine, other, strict=True):
-            torch.testing.assert_close(p, q, rtol=2e-6, atol=2e-6)
+    worlds = Worlds(CASES["adamw"], *SIDES).step(3)
+    for clip in (1.0, 0.5, None, 2.0):
+        assert not worlds.do(norm(lambda _, clip=clip: clip)).step(2).over  # type: ignore[misc]
+        assert [world.optimizer.max_grad_norm for world in worlds.ours] == [clip] * len(SIDES)
 
 
 @pytest.mark.parametrize("threads_of_torch", [1, 2])
@@ -113,20 +107,6 @@ def test_gradients_are_not_written() -> None:
     assert all(torch.equal(p.grad, grad) for p, grad in zip(params, before, strict=True))
 
 
-def test_an_infinite_norm_only_measures() -> None:
-    mine, other = params_of(), params_of()
-    a, b = PagedAdamW(mine, lr=0.03, max_grad_norm=math.inf), PagedAdamW(other, lr=0.03)
-    assert a.grad_norm is None
-    for seed in range(3):
-        give(mine, seed, 9.0)
-        give(other, seed, 9.0)
-        a.step()
-        b.step()
-    assert equal(ends(mine, a), ends(other, b))
-    assert b.grad_norm is None
-    assert a.grad_norm.item() == pytest.approx(norm_of(p.grad for p in mine), rel=1e-14)
-
-
 def test_norms_of_steps_are_tensors_of_their_own() -> None:
     params = params_of()
     optimizer = PagedAdamW(params, max_grad_norm=1.0)
@@ -157,59 +137,26 @@ def test_all_groups_have_one_norm_of_float64_in_which_a_parameter_counts_once(gr
 
 
 def test_without_any_gradient_nothing_happens() -> None:
-    params = params_of()
-    optimizer = PagedAdamW(params, max_grad_norm=1.0)
-    optimizer.step()
-    assert optimizer.grad_norm.item() == torch.nn.utils.clip_grad_norm_(params, 1.0) == 0
-    assert not optimizer.state
-    give(params, 0)
-    optimizer.step()
-    assert optimizer.grad_norm.item() > 0
-    optimizer.zero_grad()
-    before = ends(params, optimizer)
-    optimizer.step()
-    assert equal(before, ends(params, optimizer))
-    assert optimizer.grad_norm.item() == 0
+    """In a first step, later, and over loaded state."""
+    worlds, none = Worlds(CASES["adamw"], *SIDES, clip=1.0), absent(lambda _: range(6))
+    worlds.step(1, none)
+    assert [(len(world.state), world.norm) for world in worlds.ours] == [(0, 0)] * len(SIDES)
+    worlds.step(1).step(1, none).do(load(copy.deepcopy)).step(1, none).step(1, absent(lambda _: range(1, 6)))
+    assert not worlds.over
 
 
-def test_a_first_step_without_gradients_over_loaded_state() -> None:
-    params = params_of()
-    optimizer = PagedAdamW(params, max_grad_norm=1.0)
-    give(params, 0)
-    optimizer.step()
-    again = PagedAdamW(params, max_grad_norm=1.0)
-    again.load_state_dict(optimizer.state_dict())
-    again.zero_grad()
-    again.step()
-    assert again.grad_norm.item() == 0
-    give(params[:1], 1)
-    again.step()
-    assert again.grad_norm.item() == pytest.approx(norm_of([params[0].grad]), rel=1e-14)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_gradient_that_is_not_finite(value: float, device: str) -> None:
+    worlds = Worlds(CASES["momentum"], *SIDES, clip=1.0, device=device).step(9, infinite(6, value=value))
+    assert worlds.ours[0].quick >= 4 * QUICK
+    assert not worlds.over
 
 
 def test_an_optimizer_of_no_parameters_steps() -> None:
     optimizer = PagedAdamW([{"params": []}], max_grad_norm=1.0)
     optimizer.step()
     assert optimizer.grad_norm.item() == 0
-
-
-def test_a_class_of_ones_own_clips() -> None:
-    from pagedopt import rule
-
-    @rule
-    def descent(param, grad, *, lr):  # type: ignore[no-untyped-def]
-        return param - lr * grad
-
-    class Descent(PagedOptimizer):
-        rule = descent
-
-        def __init__(self, params: Any, lr: float = 0.1, **options: Any) -> None:
-            super().__init__(params, {"lr": lr}, **options)
-
-    p = torch.nn.Parameter(torch.zeros(4))
-    p.grad = torch.tensor([3.0, 4.0, 0.0, 0.0])
-    Descent([p], max_grad_norm=1.0).step()
-    torch.testing.assert_close(p, -0.1 * p.grad / 5)
 
 
 # --- norms and steps that are refused: nothing has changed then -------------------------------------------------------
@@ -231,10 +178,14 @@ def test_what_is_no_number_is_refused(value: Any) -> None:
         PagedAdamW(params_of(), max_grad_norm=value)
 
 
-def test_a_step_within_a_backward_pass_is_refused() -> None:
+@pytest.mark.parametrize("taken", [0, 9], ids=["the first", "a quick one"])
+def test_a_step_within_a_backward_pass_is_refused(taken: int) -> None:
     """An optimizer for each parameter steps there: it would clip by a norm of its own."""
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = PagedSGD([p], lr=0.1, max_grad_norm=1.0)
+    for _ in range(taken):
+        p.grad = torch.zeros(3)
+        optimizer.step()
     p.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     with pytest.raises(RuntimeError, match=r"max_grad_norm is 1.0, and step\(\) was called within a backward pass"):
         (p * 2).sum().backward()

@@ -1,4 +1,4 @@
-"""State that starts at another value than zero, through an optimizer of a user's own: Adagrad, beside torch's."""
+"""State that starts at another value than zero: Adagrad, beside torch's; and state that is made with its optimizer."""
 
 from __future__ import annotations
 
@@ -11,44 +11,21 @@ import pytest
 import torch
 from optim_support import bits, same, step_on
 
-import pagedopt
-from pagedopt import PagedAdamW, PagedOptimizer
+from pagedopt import PagedAdagrad, PagedAdamW
 from pagedopt.optim.launch import Work
 from pagedopt.placements import store as stores
-from pagedopt.rules import sqrt
-from tests.acts import absent
-from tests.optim.test_numbers import NADAM
+from tests.acts import absent, set_groups
+from tests.loads import MOVES
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import RESIDENT, Side, Worlds, groups_of, numbers, parameters, steps
 
 OPTIONS: dict[str, Any] = {"lr": 0.05, "lr_decay": 0.1, "weight_decay": 0.1, "eps": 1e-3}
 
 
-@pagedopt.rule
-def adagrad(param, grad, sum, *, lr, lr_decay, weight_decay, eps, step):  # type: ignore[no-untyped-def]
-    """Duchi et al. 2011, in the order of operations of torch/optim/adagrad.py."""
-    grad = grad + weight_decay * param if weight_decay != 0 else grad
-    sum = sum + grad * grad
-    param = param - lr / (1 + (step - 1) * lr_decay) * grad / (sqrt(sum) + eps)
-    return param, sum
-
-
-class Adagrad(PagedOptimizer):
-    """Its accumulator starts with the group's value."""
-
-    rule = adagrad
-    initial: ClassVar = {"sum": "initial_accumulator_value"}
-
-    def __init__(self, params: Any, initial_accumulator_value: float = 0.0, **options: Any) -> None:
-        ours = {name: options.pop(name) for name in OPTIONS}
-        super().__init__(params, {**ours, "initial_accumulator_value": initial_accumulator_value}, **options)
-
-
-class FromTwo(Adagrad):
+class FromTwo(PagedAdagrad):
     """It starts with a number, whatever the group says."""
 
     initial: ClassVar = {"sum": 2.0}
-    extra_defaults = ("initial_accumulator_value",)
 
 
 PLACES: list[dict[str, Any]] = [{}, {"device_budget": 0}, {"device_budget": 90_000}, {"state_format": "bfloat16"}]
@@ -63,9 +40,9 @@ def groups(params: list[torch.nn.Parameter], start: float) -> list[dict[str, Any
 @pytest.mark.parametrize("first", [0.0, 0.3])
 def test_adagrad_is_torchs(first: float, how: dict[str, Any]) -> None:
     ours, theirs, sums = [], [], []
-    for made, make in ((ours, Adagrad), (theirs, torch.optim.Adagrad)):
+    for made, make in ((ours, PagedAdagrad), (theirs, torch.optim.Adagrad)):
         params, late = parameters(), parameters()[1]
-        options = how if make is Adagrad else {}
+        options = how if make is PagedAdagrad else {}
         optimizer = make(groups(params, 0.7), initial_accumulator_value=first, **OPTIONS, **options)
         if make is torch.optim.Adagrad:  # which makes all its state here, with the first value
             for p in optimizer.param_groups[1]["params"]:
@@ -114,7 +91,7 @@ def train(params: list[torch.nn.Parameter], optimizer: Any, steps: int = 4) -> N
         optimizer.step()
 
 
-@pytest.mark.parametrize("case", [*BY_STATE.values(), CASES["sgd"], NADAM], ids=str)
+@pytest.mark.parametrize("case", [*BY_STATE.values(), CASES["sgd"]], ids=str)
 def test_steps_and_state_are_those_without(case: Case) -> None:
     """Wherever state is; the last parameter has its first gradient in the third step, another never has one."""
     options: tuple[dict[str, Any], ...] = ({"preallocate": True}, {"preallocate": True, "state_format": "float32"})
@@ -153,29 +130,20 @@ def test_a_group_that_is_added_gets_its_own() -> None:
     assert set(optimizer.preallocated) == {*params, *late}
 
 
+PREALLOCATED = Side("preallocated", {"preallocate": True})
+
+
 def test_what_no_longer_fits_is_made_again() -> None:
-    ours, theirs = params_of(), params_of()
-    mine, other = PagedAdamW(ours, preallocate=True), PagedAdamW(theirs)
-    for optimizer in (mine, other):
-        optimizer.param_groups[0]["amsgrad"] = True
-    train(ours, mine)
-    train(theirs, other)
-    assert same(ours, theirs)
-    assert "max_exp_avg_sq" in mine.state[ours[0]]
+    worlds = Worlds(CASES["adamw"], RESIDENT, PREALLOCATED).do(set_groups(amsgrad=True)).step(4)
+    assert all("max_exp_avg_sq" in world.state[world.params[0]] for world in worlds.ours)
 
 
 def test_a_loaded_state_takes_its_place() -> None:
-    ours, theirs = params_of(), params_of()
-    other = PagedAdamW(theirs)
-    train(theirs, other)
-    mine = PagedAdamW(ours, preallocate=True)
-    for p, q in zip(ours, theirs, strict=True):
-        p.data.copy_(q)
-    mine.load_state_dict(other.state_dict())
-    assert set(mine.preallocated) == {ours[2]}
-    train(ours, mine)
-    train(theirs, other)
-    assert same(ours, theirs)
+    without = absent(lambda _: (2,))
+    worlds = Worlds(CASES["adamw"], RESIDENT, PREALLOCATED).step(3, without).do(MOVES["a new one"])
+    (_, made) = worlds.ours
+    assert [*made.optimizer.preallocated] == [made.params[2]]
+    assert not worlds.step(2, without).over
 
 
 def test_parameters_that_require_no_gradient_get_none() -> None:

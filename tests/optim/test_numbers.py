@@ -15,14 +15,14 @@ from optim_support import same, stepped
 from support import default_dtype
 
 import pagedopt
-from pagedopt import PagedAdamW
+from pagedopt import PagedAdamW, PagedNAdam
 from pagedopt.optim import columns as encoding
 from tests.acts import GROUPS, absent
 from tests.loads import MOVES
 from tests.outside.format import Int8Blocks
 from tests.outside.nadam import NAdam, nadam
 from tests.specs import CASES, Case
-from tests.world import INT8, SIDES, Act, Params, World, Worlds, groups_of, parameters, steps
+from tests.world import SIDES, Act, Params, World, Worlds, groups_of, parameters, steps
 
 FORM = Int8Blocks()
 pytestmark = pytest.mark.usefixtures("folder")
@@ -94,14 +94,7 @@ def test_state_of_another_dtype_keeps_it_when_it_comes_home_and_in_copies() -> N
 # --- numbers that each parameter has for itself beside ``step``: torch's NAdam ----------------------------------------
 
 
-OPTIONS: dict[str, Any] = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.05}
-
-
-class PagedNAdam(NAdam):
-    """With these numbers, unless others are given."""
-
-    def __init__(self, params: Any, **options: Any) -> None:
-        super().__init__(params, **{**OPTIONS, **options})
+NADAM = CASES["nadam"]
 
 
 class Uncounted(PagedNAdam):
@@ -110,13 +103,12 @@ class Uncounted(PagedNAdam):
     has_step = False
 
 
-NADAM = Case(name="nadam of a user", ours=PagedNAdam, theirs=torch.optim.NAdam, rule="adamw", options=OPTIONS, other={})
 UNCOUNTED = dataclasses.replace(NADAM, ours=Uncounted)
 
 
-def made(kind: Callable[..., Any] = PagedNAdam, **how: Any) -> tuple[Any, Params]:
+def made(case: Case = NADAM, **how: Any) -> tuple[Any, Params]:
     params = parameters()
-    return kind(groups_of(params), **how), params
+    return case.make(False, groups_of(params), **how), params
 
 
 def come_and_go(world: World) -> None:
@@ -177,23 +169,10 @@ def test_nadam_is_torch_s_whatever_is_done(act: str) -> None:
     assert not worlds.over
 
 
-def test_its_state_is_torch_s_and_each_parameter_has_its_number() -> None:
-    ours = Worlds(NADAM, *SIDES).step(20, come_and_go).ours[0]
-    assert len({float(ours.state[p]["mu_product"]) for p in ours.params}) > 2
-    assert all(list(ours.state[p]) == ["step", "mu_product", "exp_avg", "exp_avg_sq"] for p in ours.params)
-
-
 @default_dtype(torch.float64)
 def test_it_has_the_dtype_of_step_counts() -> None:
     ours = Worlds(NADAM, *SIDES).step(4).ours[0]
     assert ours.state[ours.params[0]]["mu_product"].dtype is torch.float64
-
-
-def test_its_state_in_8_bits_is_the_same_everywhere() -> None:
-    """The rule says which of its states may be negative, and by what they decay; this beta2 is rounded to nearest."""
-    half = dataclasses.replace(INT8[0], share=0.3)
-    ours = Worlds(NADAM, *INT8, half).step(20, come_and_go).ours[0]
-    assert {"exp_avg.root3", "exp_avg_sq.root4"} <= set().union(*(ours.state[p] for p in ours.params))
 
 
 @pytest.mark.parametrize("name", ["twice in one list", "in two groups"])
@@ -240,7 +219,7 @@ def test_zeros_of_both_signs_stay_apart() -> None:
 
 
 def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
-    ours, params = made(Uncounted)
+    ours, params = made(UNCOUNTED)
     steps(ours, params, 1)
     first = ours.state[params[0]]
     assert list(first) == ["mu_product", "exp_avg", "exp_avg_sq"]
@@ -250,8 +229,8 @@ def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
     assert first["mu_product"].item() == pytest.approx(before.item(), rel=0.01)
 
 
-class Undeclared(PagedNAdam):
-    """It chooses its rule, and does not say among which."""
+class Undeclared(NAdam):
+    """A user's, which chooses its rule, and does not say among which."""
 
     def rule_of(self, group: dict[str, Any]) -> pagedopt.Rule:
         return nadam
@@ -265,8 +244,8 @@ class Declared(Undeclared):
 
 def test_who_chooses_rules_that_change_numbers_says_among_which() -> None:
     with pytest.raises(TypeError, match=r"'nadam' changes mu_product: Undeclared, .*'rules'"):
-        steps(*made(Undeclared), 1)
-    steps(*made(Declared), 1)
+        steps(*made(dataclasses.replace(NADAM, ours=Undeclared)), 1)
+    assert not Worlds(dataclasses.replace(NADAM, ours=Declared), *SIDES).step(8, come_and_go).over
 
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
@@ -299,7 +278,8 @@ def test_a_step_that_fails_before_its_launch_changes_no_number() -> None:
     with pytest.raises(OverflowError):
         steps(ours, params, 1, first=2)
     assert [(float(e["step"]), float(e["mu_product"])) for e in ours.state.values()] == before
-    fresh, params = made(momentum_decay=-1e9)
+    fresh, params = made()
+    fresh.param_groups[0]["momentum_decay"] = -1e9
     with pytest.raises(OverflowError):
         steps(fresh, params, 1)
     assert not fresh.state
@@ -314,7 +294,8 @@ LOADED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 
 @pytest.mark.parametrize(("edit", "text"), LOADED.values(), ids=LOADED)
 def test_a_checkpoint_without_a_number_is_refused(edit: Callable[[Any], Any], text: str) -> None:
-    (ours, params), (other, others) = made(), made(torch.optim.NAdam, **OPTIONS)
+    (ours, params), others = made(), parameters()
+    other = NADAM.make(True, groups_of(others))
     steps(ours, params, 1)
     steps(other, others, 3)
     saved = copy.deepcopy(other.state_dict())

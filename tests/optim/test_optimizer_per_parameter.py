@@ -118,7 +118,7 @@ def test_a_copy_and_a_checkpoint_of_one_among_many(budget: Any) -> None:
 
 
 def test_the_disk_has_room_again_once_optimizers_end_and_later_ones_begin_with_zeros(folder: Path) -> None:
-    params, optimizers = trained(300, 0, 2, placement="file", device_budget=0)
+    params, optimizers = trained(90, 0, 2, placement="file", device_budget=0)
     files, used = open_files(folder), apart.disk_bytes(folder)
     kept = optimizers[params[5]].state[params[5]]["exp_avg"]
     values = kept.clone()
@@ -145,10 +145,10 @@ def test_the_disk_has_room_again_once_optimizers_end_and_later_ones_begin_with_z
 
 
 def test_building_optimizers_again_and_again_leaks_nothing(folder: Path) -> None:
-    """As a notebook cell that is run ten times does."""
-    params = parameters(60)
+    """As a notebook cell that is run again and again does."""
+    params = parameters(30)
     seen = []
-    for _ in range(10):
+    for _ in range(6):
         optimizers = [PagedAdamW([p], placement="file", device_budget=0) for p in params]
         for opt in optimizers:
             step_on_ones(opt)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import io
 import pydoc
 import re
@@ -17,16 +15,13 @@ from optim_support import step_on_ones, stepped
 from rich.console import Console
 
 import pagedopt
-from pagedopt import Estimate, MemoryReport, PagedAdamW, PagedOptimizer, Rates, estimate
+from pagedopt import Estimate, MemoryReport, PagedAdamW, Rates, estimate
 from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
 from pagedopt.optim.options import MAX_SEED, TABLE
-from pagedopt.optim.overlap.overlap import OverlapReport
 from pagedopt.optim.registry import OPTIMIZERS
-from pagedopt.optim.rule_optimizer import RuleOptimizer
 from pagedopt.paging.budget import Budget
 from pagedopt.planning.rates import ASSUMED, WORDS
-from tests.optim import methods_page, options_page
-from tests.optim.made_pages import entries_of, sections_of
+from tests.optim import pages
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
@@ -35,10 +30,6 @@ VALUES = [(name, value) for name, option in TABLE.items() for value in option.ta
 def each(values: str) -> list[Any]:
     """The values that a line of the table has."""
     return list(eval(f"({values},)", {"torch": torch, "pagedopt": pagedopt}))
-
-
-def test_the_page_is_made_of_the_table() -> None:
-    assert options_page.PAGE.read_text() == options_page.page(), "write it anew, as tests/optim/options_page.py says"
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
@@ -64,7 +55,7 @@ def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
 
 
 def test_options_with_more_values_than_are_listed_say_their_range() -> None:
-    page = options_page.page()
+    page = pages.options()
     for name, said in {"seed": f"whole numbers from 0 to {MAX_SEED:,}",
                        "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
         assert TABLE[name].choice == said
@@ -187,14 +178,6 @@ def test_a_report_names_every_place() -> None:
     )
 
 
-def test_before_the_first_step_a_report_says_what_makes_state() -> None:
-    words = "no state: the first step makes it, if the rule has any"
-    assert str(MemoryReport({}, {}, "device", None, 0)) == words
-    p = torch.nn.Parameter(torch.ones(3))
-    assert str(PagedAdamW([p], device_budget="2GiB").memory_report()) == f"{words} (budget 2.00 GiB)"
-    assert "none: the first step makes it, if the rule has any" in PagedAdamW([p]).memory_report()._repr_html_()
-
-
 def test_a_report_says_why_the_host_has_more_than_planned() -> None:
     """After a save, which has read what is in the file; the next step drops it."""
     params = [torch.nn.Parameter(torch.ones(1 << 20)) for _ in range(2)]
@@ -243,42 +226,3 @@ def test_an_optimizer_says_where_its_state_is() -> None:
 def test_words_of_rates_are_of_all_of_them() -> None:
     assert all(getattr(ASSUMED, name) for name in WORDS)
     assert set(WORDS) == set(ASSUMED.as_dict()["bytes_per_second"])
-
-
-# --- ``notes/methods.md`` is made of docstrings, and has all that optimizers offer beside torch's ---------------------
-
-
-LISTED = [thing for things in methods_page.PARTS.values() for thing in things]
-
-
-def test_the_page_is_made_of_docstrings() -> None:
-    assert methods_page.PAGE.read_text() == methods_page.page(), "write it anew, as tests/optim/methods_page.py says"
-
-
-def test_every_method_is_there() -> None:
-    """Those of :class:`RuleOptimizer` are for who writes an optimizer; of torch's, state dicts say more here."""
-    own = set(dir(PagedOptimizer)) - set(dir(torch.optim.Optimizer)) - set(dir(RuleOptimizer))
-    methods = {name for name in own if name[0] != "_" and inspect.isfunction(getattr(PagedOptimizer, name))}
-    assert methods | {"state_dict", "load_state_dict"} == {m.__name__ for m in LISTED if inspect.isfunction(m)}
-    assert len(LISTED) == len(set(LISTED))
-
-
-@pytest.mark.parametrize("kind", [MemoryReport, OverlapReport])
-def test_every_field_of_a_report_is_explained(kind: Any) -> None:
-    lines = sections_of(inspect.getdoc(kind) or "")["Attributes"]
-    assert [name for name, text in entries_of(lines) if text] == [field.name for field in dataclasses.fields(kind)]
-    assert kind in LISTED
-
-
-@pytest.mark.parametrize("thing", LISTED, ids=lambda thing: thing.__name__)
-def test_every_argument_is_explained(thing: Any) -> None:
-    if inspect.isfunction(thing) and (names := list(inspect.signature(thing).parameters)[1:]):
-        sections = sections_of(inspect.getdoc(thing) or "")
-        known = {name for name, _ in entries_of(sections.get("Args", []))}
-        assert known == set(names)
-
-
-def test_the_pages_where_one_looks_name_it() -> None:
-    root = methods_page.PAGE.parent.parent
-    for page in ("README.md", "notes/README.md", "notes/usage.md"):
-        assert "methods.md)" in (root / page).read_text(), page

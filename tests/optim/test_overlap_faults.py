@@ -1,4 +1,4 @@
-"""Interrupts, and failures of calls, while a step is queued or carried out: then training goes on.
+"""Interrupts, and failures of calls, while a step is queued or within a backward: then training goes on.
 
 ``PAGEDOPT_EVERY_LINE`` as in ``test_faults.py``.
 """
@@ -19,31 +19,33 @@ import torch
 from file_support import open_files
 from injector import Outcome, interrupt_at
 from often import MARKS
-from overlapped import Loop
-from overlapped_shots import (
-    TAKEN,
-    Prepare,
+from overlapped import Loop, Models, carriers, linears
+from shots import (
+    EVERY,
+    NEVER,
     Shoot,
-    a_step,
-    an_evaluation,
+    assert_rose,
     at_lines_of,
-    carriers,
-    go_on,
+    failure_at,
     hit,
-    plain,
-    ready,
-    taken,
+    last_times,
+    signal_at,
+    spread,
+    two_at,
 )
-from shots import EVERY, NEVER, failure_at, signal_at, two_at
 from stand_ins import raising, refusal
 from torch import nn
+from within import Held, adamw, arrive, bits, gradient, held, same
 
 from pagedopt.optim.launch import Work
 from pagedopt.optim.overlap import everyone
+from pagedopt.optim.overlap.cycle import Cycle
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Recorder
+from pagedopt.optim.overlap.within import Within
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
+from pagedopt.placements.file import FileArena, FileMover
 from tests.optim.stray_signals import stray_signals
 
 pytestmark = [
@@ -51,13 +53,85 @@ pytestmark = [
     *MARKS[not EVERY],
     pytest.mark.filterwarnings("ignore:this step was not queued.*(no forward|was detached)"),
 ]
+#: Returns what is done while a step of the loop is queued.
+Prepare = Callable[[Loop], Callable[[], Any]]
+#: Steps before the act.
+TAKEN = 2
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(folder: Path) -> Iterator[None]:
+    before = len(carriers())
     yield
     gc.collect()
+    assert len(carriers()) == before
     assert open_files(folder) == 0
+
+
+def judging(go_on: Callable[[Any, Outcome, bool], object], shoot: Shoot) -> Callable[[Any, Outcome], None]:
+    """What is raised rises, and a failure or a second interrupt may damage."""
+
+    def judge(thing: Any, outcome: Outcome) -> None:
+        if shoot is not failure_at:
+            assert_rose(outcome)
+        go_on(thing, outcome, shoot is failure_at or len(outcome.shots) > 1)
+
+    return judge
+
+
+# --- while a step is queued -------------------------------------------------------------------------------------------
+
+
+def ready(
+    attached: bool = True, make: Callable[[int], Models] = lambda width: [linears(width, 4)], steps: int = TAKEN
+) -> Loop:
+    """A small model whose update is queued."""
+    return Loop(make).start(attached, steps)
+
+
+@functools.cache
+def plain() -> list[list[torch.Tensor]]:
+    """Weights and state after ``TAKEN`` plain steps, and after each of three more."""
+    loop = ready(attached=False)
+    return [loop.values(), *((loop.train(1), loop.values())[1] for _ in range(3))]
+
+
+def taken(loop: Loop) -> int:
+    """How many steps the weights and state are of."""
+    values = loop.values()
+    found = [TAKEN + i for i, each in enumerate(plain()) if all(map(torch.equal, values, each))]
+    assert found, "they are of no number of steps"
+    return found[0]
+
+
+def go_on(loop: Loop, outcome: Outcome, may_be_damaged: bool) -> None:
+    """All of a step is there or nothing of it, or the optimizer says that it is damaged; two more steps are right."""
+    try:
+        loop.opts[0].wait()
+    except Exception:
+        assert may_be_damaged
+    if loop.opts[0].damaged:
+        assert may_be_damaged, loop.opts[0].damaged
+        assert outcome.error is not None, "nobody heard of it"
+        with pytest.raises(RuntimeError, match="is damaged"):
+            loop.opts[0].step()
+        return
+    loop.number = taken(loop)
+    loop.opts[0].zero_grad()
+    loop.train(1)
+    loop.train(1) if loop.number < TAKEN + 3 else None
+    assert taken(loop) == loop.number
+
+
+def hit_queued(prepare: Prepare, shoot: Shoot, shots: int = 0, go_on: Callable[..., object] = go_on) -> None:
+    """Shoot so many times, or at each line."""
+    plain()
+    hit(ready, prepare, shoot, spread(shots) if shots else last_times, judging(go_on, shoot))
+
+
+def a_step(loop: Loop) -> Callable[[], Any]:
+    loop.gradients()
+    return loop.opts[0].step  # type: ignore[no-any-return]
 
 
 def an_iteration(loop: Loop) -> Callable[[], Any]:
@@ -72,7 +146,7 @@ ACTS: dict[str, Prepare] = {
     "step": a_step,
     "set_device_budget": lambda loop: functools.partial(loop.opts[0].set_device_budget, "50%"),
     "zero_grad(False)": lambda loop: functools.partial(loop.opts[0].zero_grad, False),
-    "evaluation": an_evaluation,
+    "evaluation": lambda loop: functools.partial(torch.no_grad()(loop.models[0]), loop.batch()),
     "detach": lambda loop: loop.opts[0].detach,
 }
 
@@ -80,14 +154,14 @@ ACTS: dict[str, Prepare] = {
 @pytest.mark.parametrize("shoot", [signal_at, failure_at])
 @pytest.mark.parametrize("shots", [4, pytest.param(60, marks=pytest.mark.long)])
 def test_an_iteration_is_hit(shoot: Shoot, shots: int) -> None:
-    hit(an_iteration, shoot, shots)
+    hit_queued(an_iteration, shoot, shots)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("shoot", [signal_at, failure_at, two_at])
 @pytest.mark.parametrize("act", ACTS)
 def test_an_act_is_hit(act: str, shoot: Shoot) -> None:
-    hit(ACTS[act], shoot, 60)
+    hit_queued(ACTS[act], shoot, 60)
 
 
 #: What may lose a step that is queued.
@@ -97,7 +171,7 @@ FENCE = (
 
 
 def test_each_line_of_a_fence_is_hit() -> None:
-    hit(ACTS["wait"], at_lines_of(*FENCE))
+    hit_queued(ACTS["wait"], at_lines_of(*FENCE))
 
 
 def _of_the_model(loop: Loop, outcome: Outcome, _: bool) -> None:
@@ -108,12 +182,12 @@ def _of_the_model(loop: Loop, outcome: Outcome, _: bool) -> None:
 
 def test_each_line_of_a_fence_is_hit_while_the_optimizer_is_deleted() -> None:
     """The model waits by itself."""
-    hit(lambda loop: loop.opts.clear, at_lines_of(*FENCE), judge=_of_the_model)
+    hit_queued(lambda loop: loop.opts.clear, at_lines_of(*FENCE), go_on=_of_the_model)
 
 
 def test_a_second_interrupt_while_a_step_is_queued() -> None:
     """It has been taken, it has not, or it says that it is damaged: it is never carried out without being counted."""
-    hit(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, Work.write_numbers, gap=1))
+    hit_queued(a_step, at_lines_of(Overlap._queue, QueuedStep.launch, Work.write_numbers, gap=1))
 
 
 def test_a_second_interrupt_whose_handler_saves_while_a_step_is_queued() -> None:
@@ -191,7 +265,7 @@ def test_an_interrupt_does_not_swallow_misuse() -> None:
         errors = outcome.error, outcome.error and outcome.error.__context__
         assert "before it was waited for" in "".join(map(str, errors)) + refusal(loop.opts[0].step)
 
-    hit(misused, at_lines_of(Overlap.take, Overlap._finish, Overlap._end_of), judge=told)
+    hit_queued(misused, at_lines_of(Overlap.take, Overlap._finish, Overlap._end_of), go_on=told)
 
 
 @pytest.mark.parametrize("fence", [everyone._before_exit, everyone._before_fork])
@@ -269,3 +343,129 @@ def test_a_signal_handler_calls_the_model_and_saves(steps: int, of: tuple[Callab
         loop.train(max(0, TAKEN - loop.number))
         assert taken(loop) == loop.number, outcome.shots
         assert loop.opts[0]._overlap._calls.now is None, outcome.shots
+
+
+# --- in the hooks of a backward, and in the step() behind it --------------------------------------------------------
+
+
+class Toy:
+    """After ``taken`` steps within backwards."""
+
+    def __init__(self, taken: int) -> None:
+        self.model, self.taken = held(), taken
+        self.opt = adamw(self.model)
+        self.opt.attach(self.model, overlap="backward")
+        for step in range(taken):
+            arrive(self.model, step)
+            self.opt.step()
+        self.before = [p.detach().clone() for p in self.model.parameters()]
+
+    def backward(self) -> None:
+        arrive(self.model, self.taken)
+
+    def step(self) -> None:
+        self.opt.step()
+
+
+def end(toy: Toy, outcome: Outcome, may_be_damaged: bool) -> None:
+    """The step ends with the gradients that came, as a plain step with those alone; or state is damaged and says so."""
+    heard = outcome.error is not None
+    if not toy.opt.damaged:
+        try:
+            toy.opt.step()
+        except (MemoryError, OSError):  # of the thread that carries pages
+            heard = True
+            assert toy.opt.damaged
+    if toy.opt.damaged:
+        assert may_be_damaged, toy.opt.damaged
+        assert heard, "nobody heard of it"
+        with pytest.raises(RuntimeError, match="is damaged"):
+            toy.opt.step()
+        return
+    toy.opt.zero_grad()
+    updated = [not torch.equal(p, old) for p, old in zip(toy.model.parameters(), toy.before, strict=True)]
+    other: Held = held()
+    plain = adamw(other)
+    for step in range(toy.taken + 2):
+        for i, p in enumerate(other.parameters()):
+            p.grad = gradient(p, i, step) if step != toy.taken or updated[i] else None
+        plain.step()
+    arrive(toy.model, toy.taken + 1)
+    toy.opt.step()
+    assert same(bits(toy.model, toy.opt), bits(other, plain))
+
+
+def a_backward(toy: Toy) -> Callable[[], Any]:
+    return toy.backward
+
+
+def its_step(toy: Toy) -> Callable[[], Any]:
+    """Behind a backward that has left some pages with a part of their gradients."""
+    arrive(toy.model, toy.taken, (6, 4, 2, 0))
+    return toy.step
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+@pytest.mark.parametrize("shoot", [signal_at, failure_at, two_at])
+@pytest.mark.parametrize("act", [a_backward, its_step])
+@pytest.mark.parametrize("shots", [8, pytest.param(150, marks=pytest.mark.long)])
+def test_it_is_hit(act: Callable[[Toy], Callable[[], Any]], shoot: Shoot, taken: int, shots: int) -> None:
+    hit(lambda: Toy(taken), act, shoot, spread(shots), judging(end, shoot))
+
+
+def test_each_line_that_takes_a_gradient_is_hit() -> None:
+    shoot = at_lines_of(Within.gradient_came, Cycle.take, Cycle._go_on, Cycle._keep)
+    hit(lambda: Toy(1), a_backward, shoot, last_times, judging(end, shoot))
+
+
+def test_each_line_that_ends_a_step_is_hit_twice() -> None:
+    shoot = at_lines_of(Within.finish, Cycle.finish, Cycle.put_state, gap=1)
+    hit(lambda: Toy(1), its_step, shoot, last_times, judging(end, shoot))
+
+
+def test_a_failure_before_anything_was_updated_gives_gradients_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is damaged, and the step behind it is a plain one."""
+    toy = Toy(1)
+    params = [*toy.model.parameters()]
+    arrive(toy.model, 1, [3])  # its page waits for others
+    monkeypatch.setattr(FileMover, "arrive", raising(OSError(5, "broken, says the test")))
+    with pytest.raises(OSError, match="says the test"):
+        arrive(toy.model, 1, [6])
+    monkeypatch.undo()
+    assert [i for i, p in enumerate(params) if p.grad is not None] == [3, 6]
+    end(toy, Outcome(), may_be_damaged=False)
+
+
+def test_a_page_that_cannot_be_written_back_damages_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(1)
+    monkeypatch.setattr(FileArena, "evict", raising(OSError(5, "broken, says the test")))
+    toy.backward()
+    with pytest.raises(OSError, match="says the test"):
+        toy.opt.step()
+    monkeypatch.undo()
+    assert "a step within a backward failed in the middle (OSError" in toy.opt.damaged
+    with pytest.raises(RuntimeError, match="is damaged"):
+        toy.backward()
+
+
+def test_a_step_of_which_damage_is_known_is_not_ended() -> None:
+    """As a second interrupt leaves it, which comes before the launch can be caught."""
+    toy, before = Toy(1), Toy(1).opt.state_dict()
+    toy.backward()
+    toy.opt.damaged = "a step within a backward ended in the middle"
+    with pytest.raises(RuntimeError, match="is damaged"):
+        toy.opt.step()
+    toy.opt.load_state_dict(before)
+    toy.backward()
+    toy.opt.step()
+
+
+def test_new_state_of_a_first_step_that_failed_is_put_into_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds new values: a later step must not take it for state of zeros."""
+    toy = Toy(0)
+    monkeypatch.setattr(FileMover, "evict", raising(OSError(5, "broken, says the test")))
+    with pytest.raises(OSError, match="says the test"):
+        toy.backward()
+    monkeypatch.undo()
+    assert toy.opt.damaged
+    assert [*toy.opt.state] == [[*toy.model.parameters()][-1]]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import os
+import pickle
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from children import python
-from overlapped import Loop, linears
+from file_support import open_files
+from often import long_but
+from overlapped import Loop, equal, linears
 from torch import nn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
@@ -19,9 +25,7 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this s
 
 def pending(**options: Any) -> Loop:
     """A model whose update is queued, and whose gradients are kept."""
-    loop = Loop(**options)
-    loop.start(True)
-    loop.train(2)
+    loop = Loop(**options).start(True, 2)
     loop.gradients()
     loop.opts[0].step()
     assert loop.opts[0]._overlap.queued.begun == 0
@@ -180,16 +184,15 @@ AT_EXIT = """
 import sys
 sys.path[:0] = {paths}
 from tests.optim.test_overlap_lost import REPLACED, pending
-REPLACED[sys.argv[1]](loop := pending())
+loops = [pending() for _ in range(2)]
+REPLACED["parameter freed"](loops[0])
+REPLACED["gradient shared"](loops[1])
 """
 
 
-@pytest.mark.parametrize("name", ["parameter freed", "gradient shared"])
-def test_the_end_of_the_process(name: str) -> None:
+def test_the_end_of_the_process() -> None:
     """It warns, and ends as it would without."""
-    import sys
-
-    python("-W", "ignore", "-c", AT_EXIT.format(paths=sys.path), name, fresh=True)
+    python("-W", "ignore", "-c", AT_EXIT.format(paths=sys.path), fresh=True)
 
 
 class Early(nn.Module):
@@ -206,30 +209,28 @@ class Early(nn.Module):
     forward = features
 
 
-def _trained_by(call: Callable[[nn.Module, int], Callable[..., torch.Tensor]], attached: bool) -> list[float]:
-    loop = Loop(make=lambda width: [Early(width)])
-    loop.forward = lambda x: call(loop.models[0], loop.number)(x)  # type: ignore[method-assign]
-    loop.start(attached)
-    return loop.train(4)
+def trained_by(method: str, **options: Any) -> Loop:
+    return Loop(lambda width: [Early(width)], forward=lambda loop, x: getattr(loop.models[0], method)(x), **options)
 
 
-@pytest.mark.filterwarnings("ignore:this step was not queued.*code calls no hooks")
-@pytest.mark.parametrize("name", ["features", "forward"])
-def test_a_model_that_is_trained_by_a_method(name: str) -> None:
+@pytest.mark.parametrize("method", ["features", "forward"])
+def test_a_model_that_is_trained_by_a_method(method: str) -> None:
     """Its steps are taken at once: what it reads before it calls a child passes no hook."""
-    assert _trained_by(lambda m, _: getattr(m, name), True) == _trained_by(lambda m, _: getattr(m, name), False)
-
-
-def test_the_warning_says_what_to_attach() -> None:
     with pytest.warns(RuntimeWarning, match=r"attach\(\) the modules that are called"):
-        _trained_by(lambda m, _: m.features, True)
+        equal(trained_by(method, hides=False), 4, watch=False)
 
 
-def test_a_method_behind_a_call_of_the_model() -> None:
-    """Its step was queued, and the method has read an old parameter when it calls a child."""
-    loop = Loop(make=lambda width: [Early(width)])
-    loop.start(True)
-    loop.train(2)
+def test_the_modules_that_are_called_are_attached() -> None:
+    """The remedy: their steps are queued, and step() waits for what the method reads itself."""
+    with pytest.warns(RuntimeWarning, match="in no attached model"):
+        equal(trained_by("features", attach=lambda loop: [loop.models[0].net]), 4, watch=False)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("child", [False, True], ids=["alone", "beside its child"])
+def test_a_method_behind_a_call_of_the_model(child: bool) -> None:
+    """Its step was queued, and the method has read an old parameter when it calls a child, attached itself or not."""
+    loop = trained_by("__call__", attach=lambda loop: [loop.models[0], *([loop.models[0].net] if child else [])])  # type: ignore[list-item]
+    loop.start(True, 2)
     model, opt = loop.models[0], loop.opts[0]
     with pytest.raises(RuntimeError, match=r"a Sequential is called .* parameter 'pos' .* still to be updated"):
         model.features(loop.batch())
@@ -242,22 +243,92 @@ def test_a_method_behind_a_call_of_the_model() -> None:
     model.net(loop.batch())  # nothing is pending
 
 
-def test_both_are_attached() -> None:
-    """A child that is a model of its own may be called behind a read of its parent's method, too."""
-    loop = Loop(make=lambda width: [Early(width)], attach=lambda loop: [loop.models[0], loop.models[0].net])
-    loop.start(True)
-    loop.train(2)
-    with pytest.raises(RuntimeError, match="parameter 'pos'"):
-        loop.models[0].features(loop.batch())
+# --- a copy, an end and a fork while a step is queued -----------------------------------------------------------------
 
 
-def test_the_modules_that_are_called_are_attached() -> None:
-    """The remedy: their steps are queued, and step() waits for what the method reads itself."""
-    call = lambda m, _: m.features  # noqa: E731
-    loop = Loop(make=lambda width: [Early(width)], attach=lambda loop: [loop.models[0].net])
-    loop.forward = lambda x: call(loop.models[0], 0)(x)  # type: ignore[method-assign]
-    loop.start(True)
-    with pytest.warns(RuntimeWarning, match="in no attached model"):
-        losses = loop.train(4)
-    assert losses == _trained_by(call, False)
-    assert loop.hidden() > 0
+@functools.cache
+def plainly() -> list[torch.Tensor]:
+    """Parameters after three steps that are taken at once."""
+    return [p.detach() for p in Loop().start(False, 3).models[0].parameters()]
+
+
+@pytest.mark.parametrize("act", [copy.deepcopy, pickle.dumps], ids=["deepcopy", "pickle"])
+def test_a_copy_of_a_model_is_refused_while_its_update_is_queued(act: Callable[[Any], Any]) -> None:
+    loop = Loop().start(True, 3)
+    with pytest.raises(RuntimeError, match=r"call optimizer\.wait\(\) before"):
+        act(loop.models[0])
+    loop.opts[0].wait()
+    made = act(loop.models[0])
+    twin = pickle.loads(made) if isinstance(made, bytes) else made
+    assert all(map(torch.equal, twin.parameters(), plainly()))
+    twin(loop.batch()).sum().backward()  # its hooks are dead
+    assert not loop.opts[0]._overlap._seen
+
+
+def test_an_optimizer_is_deleted_while_its_update_is_queued() -> None:
+    """The model is updated."""
+    loop = Loop().start(True, 3)
+    loop.opts.clear()
+    gc.collect()
+    assert all(map(torch.equal, loop.models[0].parameters(), plainly()))
+    loop.models[0](loop.batch())
+
+
+def test_a_model_is_deleted_while_its_update_is_queued(folder: Path) -> None:
+    loop = Loop().start(True, 3)
+    params = list(loop.models[0].parameters())
+    loop.models.clear()
+    gc.collect()
+    loop.opts[0].wait()
+    assert all(map(torch.equal, params, plainly()))
+    loop.opts.clear()
+    gc.collect()
+    assert open_files(folder) == 0
+
+
+def test_nothing_is_left_of_what_was_attached(folder: Path) -> None:
+    """Without the garbage collector's help."""
+    loop = Loop().start(True, 3)
+    loop.opts[0].detach()
+    gc.collect()
+    gc.disable()
+    try:
+        loop.opts.clear()
+        assert open_files(folder) == 0
+    finally:
+        gc.enable()
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in loop.models[0].modules())
+
+
+CHILD = """
+import atexit, os, sys, torch, warnings
+sys.path[:0] = {paths}
+from overlapped import Loop
+loop = Loop().start(True)
+model = loop.models[0]
+def say():
+    print(sum(p.detach().double().abs().sum().item() for p in model.parameters()))
+def state():
+    print(sum(p.double().abs().sum().item() for p in model.state_dict().values()))
+if sys.argv[1] == "before":
+    atexit.register(say)  # runs behind what was registered later
+loop.train(3)
+if sys.argv[1] == "state":
+    atexit.register(state)
+if sys.argv[1] == "fork":
+    child = os.fork()
+    if not child:
+        with torch.no_grad():
+            model(loop.batch())
+        say()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("when", [*long_but(["before", "state"], lambda when: False), "fork"])
+def test_exit_and_fork(when: str) -> None:
+    """A process that ends carries out what is queued, and so does one that forks."""
+    said = python("-W", "ignore", "-c", CHILD.format(paths=sys.path), when, fresh=when != "fork")
+    assert float(said) == sum(p.double().abs().sum().item() for p in plainly())

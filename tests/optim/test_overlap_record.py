@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 import signal
@@ -13,8 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from injector import Outcome, interrupt_at
-from often import long_but
-from overlapped import Loop, agree, equal, linears, run
+from overlapped import Loop, equal, linears
 from shots import EVERY, NEVER, assert_rose
 from torch import Tensor, nn
 
@@ -22,12 +22,11 @@ from pagedopt import PagedAdamW
 from pagedopt.optim.overlap import record
 from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.overlap.record import Recorder
-from tests.optim.overlapped_joins import JOINS, loop_of
-from tests.optim.overlapped_models import Functional
 
 pytestmark = [
     pytest.mark.timeout(600 if EVERY else 60),
-    pytest.mark.filterwarnings("ignore:this step was not queued.*no forward"),
+    pytest.mark.filterwarnings("ignore:this step was not queued"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 
@@ -144,39 +143,6 @@ def test_recorders_of_several_optimizers_do_not_see_each_other_look(monkeypatch:
     assert counts[1] == 5 * counts[0]
 
 
-def test_recorders_stand_aside_of_a_compiler() -> None:
-    """Whole graphs of blocks that are compiled one by one can be made in the recorded forward."""
-
-    def make(width: int) -> list[nn.Module]:
-        net = linears(width)
-        for i in range(0, len(net), 8):
-            net[i] = torch.compile(net[i], backend="eager", fullgraph=True)  # type: ignore[assignment]
-        return [net]
-
-    torch._dynamo.reset()
-    assert not agree(run(Loop(make), True, 4, watch=False), run(Loop(make), False, 4)).plain
-    torch._dynamo.reset()
-
-
-def test_parameters_that_are_not_initialized() -> None:
-    """They have no memory yet; their module, which runs later, is recorded then."""
-
-    class Later(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.net, self.lazy, self.calls = linears(width), nn.LazyLinear(width), 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            y: Tensor = self.net(self.lazy(x) if self.calls > 3 else x)
-            return y
-
-    def initialized(loop: Loop) -> list[Any]:
-        return [loop.adamw(loop.models[0].net.parameters())]  # type: ignore[union-attr]
-
-    assert not equal(Loop(lambda width: [Later(width)], optimizers=initialized), 6).plain
-
-
 def test_a_recorder_is_taken_away_from_between_others() -> None:
     other, frame = torch.overrides.BaseTorchFunctionMode, Any
     with other() as below:
@@ -192,46 +158,15 @@ def test_a_recorder_is_taken_away_from_between_others() -> None:
 # --- modules that join an attached model, lose their hooks, get others in front of them, or take none -----------------
 
 
-SHORT = (
-    "parametrization",
-    "a wrapped layer",
-    "cleared hooks",
-    "cleared hooks behind",
-    "a hook in front that reads another",
-)
-
-
-def trained(steps: int = 3) -> Loop:
-    """A model whose update is queued."""
-    loop = Loop()
-    loop.start(True)
-    loop.train(steps)
-    return loop
-
-
-@pytest.mark.parametrize("name", long_but(JOINS, lambda name: name in SHORT))
-def test_modules_change_while_a_step_is_queued(name: str) -> None:
-    """The next forward has the bits of a plain one, and those behind it hide again."""
-    ended = equal(loop_of(name, queued=True), 6)
-    assert not ended.plain
-    assert ended.hidden > 2 * ended.pages
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", JOINS)
-def test_modules_change_while_none_is_queued(name: str) -> None:
-    equal(loop_of(name, queued=False), 6)
-
-
 def test_modules_are_compared_only_while_a_step_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once in its first forward; twice in an iteration, as ``step()`` does it too."""
-    loop, calls, unhooked = trained(), [], Overlap._unhooked
+    loop, calls, unhooked = Loop().start(True, 3), [], Overlap._unhooked
     monkeypatch.setattr(Overlap, "_unhooked", lambda self, modules: (calls.append(1), unhooked(self, modules))[1])
-    loop.forward(loop.batch())
+    loop.forward(loop, loop.batch())
     assert len(calls) == 1
-    loop.forward(loop.batch())
+    loop.forward(loop, loop.batch())
     loop.models[0].eval()
-    loop.forward(loop.batch())
+    loop.forward(loop, loop.batch())
     assert len(calls) == 1
     loop.models[0].train()
     loop.train(1)
@@ -240,7 +175,7 @@ def test_modules_are_compared_only_while_a_step_is_queued(monkeypatch: pytest.Mo
 
 def test_a_hook_in_front_of_the_outermost_module_is_told() -> None:
     """It has run before any of ours: too late to wait for what it may have read."""
-    loop = trained()
+    loop = Loop().start(True, 3)
     handle = loop.models[0].register_forward_pre_hook(lambda *_: None, prepend=True)
     loop.gradients()
     with pytest.raises(RuntimeError, match=r"a hook was put in front of those of attach\(\) and has run before"):
@@ -257,13 +192,11 @@ def hooks_of(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("script", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 40))])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_with_a_scripted_module_is_refused(script: Any) -> None:
     """Before a hook is set, on the modules or the optimizer; it is named."""
     net = linears(40, 3)
     net[2] = script(net[2])
-    loop = Loop(lambda _: [net])
-    loop.start(False)
+    loop = Loop(lambda _: [net]).start(False)
     (opt,) = loop.opts
     with pytest.raises(ValueError, match=r"does not take a (Script|Traced)Module \(its module '2'\).* calls no hooks"):
         opt.attach(net)
@@ -273,7 +206,6 @@ def test_a_model_with_a_scripted_module_is_refused(script: Any) -> None:
     loop.train(1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_scripted_module_that_joins_makes_steps_plain() -> None:
     """It cannot wait."""
 
@@ -288,7 +220,7 @@ def test_a_scripted_module_that_joins_makes_steps_plain() -> None:
             net[2] = torch.jit.script(twin)
 
     with pytest.warns(RuntimeWarning, match="a module has joined the model, and attach.. does not take a ScriptModule"):
-        ended = equal(Loop(behind=act), 6, hidden=False)
+        ended = equal(Loop(behind=act, hides=False), 6)
     assert sum(ended.plain.values()) == 3
 
 
@@ -297,8 +229,7 @@ def test_hooks_that_cannot_be_set_leave_none() -> None:
         def register_state_dict_pre_hook(self, hook: Any) -> Any:
             raise OSError("no room for hooks")
 
-    loop = Loop(lambda width: [nn.Sequential(Odd(), *linears(width, 3), Odd())])
-    loop.start(False)
+    loop = Loop(lambda width: [nn.Sequential(Odd(), *linears(width, 3), Odd())]).start(False)
     with pytest.raises(OSError, match="no room"):
         loop.opts[0].attach(loop.models[0])
     assert hooks_of(loop.models[0]) == 0
@@ -323,18 +254,16 @@ def test_a_hook_in_a_model_that_pagedopt_0_1_0_has_pickled(name: str) -> None:
 def test_a_layer_that_was_replaced_is_not_kept_alive() -> None:
     """Nor the weight that others read of it."""
 
-    class Reads(nn.Module):
+    class Around(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
             self.other, self.net = nn.Linear(width, width), linears(width)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = self.net(nn.functional.linear(x, self.other.weight))
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.net(F.linear(x, self.other.weight))
             return y
 
-    loop = Loop(lambda width: [Reads(width)])
-    loop.start(True)
-    loop.train(3)
+    loop = Loop(lambda width: [Around(width)]).start(True, 3)
     (opt,), model = loop.opts, loop.models[0]
     opt.wait()
     old: Any = model.other
@@ -342,7 +271,7 @@ def test_a_layer_that_was_replaced_is_not_kept_alive() -> None:
     for p in old.parameters():
         opt.state.pop(p, None)
         opt.param_groups[0]["params"] = [each for each in opt.param_groups[0]["params"] if each is not p]
-    model.other = nn.Linear(old.in_features, old.out_features)  # type: ignore[assignment]
+    model.other = nn.Linear(old.in_features, old.out_features)
     opt.add_param_group({"params": list(model.other.parameters())})
     del old, p
     loop.train(2)
@@ -351,15 +280,50 @@ def test_a_layer_that_was_replaced_is_not_kept_alive() -> None:
     opt.wait()
 
 
-def test_a_record_refers_to_no_parameter() -> None:
-    """``swap_tensors`` asks that nobody has a weak reference to a tensor."""
-    loop, plain = Loop(lambda width: [Functional(width)]), Loop(lambda width: [Functional(width)])
-    for each in (loop, plain):
-        each.start(each is loop)
-        each.gradients()
-        each.models[0].zero_grad()
-        with torch.no_grad():
-            for p in each.models[0].parameters():
-                torch.utils.swap_tensors(p, nn.Parameter(2 * p))
-        each.train(3)
-    assert all(map(torch.equal, loop.values(), plain.values()))
+def test_a_shallow_copy_of_a_module_shares_its_hooks() -> None:
+    loop = Loop().start(True)
+    net: Any = loop.models[0]
+    net[4] = copy.copy(net[4])
+    loop.train(3)
+    loop.opts[0].wait()
+    net.load_state_dict(net.state_dict())
+    copy.deepcopy(net)
+    for _ in range(5):
+        copy.copy(net)(loop.batch())
+    assert len(net._forward_hooks) == 1
+
+
+def test_a_closure_takes_a_module_out_of_the_model() -> None:
+    """``step()`` waits for what no attached model holds any more, and says so."""
+
+    def without_the_last(loop: Loop, gradients: Any) -> Tensor:
+        loss: Tensor = gradients()
+        net: Any = loop.models[0]
+
+        def closure() -> None:
+            if loop.number == 2:
+                loop.tool, net[-2] = net[-2], nn.Identity()
+
+        loop.opts[0].step(closure)
+        loop.opts[0].zero_grad()
+        if loop.tool is not None:
+            loop.more.append(float(loop.tool.weight.detach().abs().sum()))
+        return loss
+
+    with pytest.warns(RuntimeWarning, match="2 of 72 parameters of the optimizer are in no attached model"):
+        equal(Loop(step=without_the_last, hides=False), 4, watch=False)
+
+
+def test_what_attach_refuses() -> None:
+    (opt,), (model,) = (loop := Loop().start(False)).opts, loop.models
+    with pytest.raises(ValueError, match="there are 'forward' and 'backward'"):
+        opt.attach(model, overlap="sideways")
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module"):
+        opt.attach(model.parameters())
+    with pytest.raises(ValueError, match="does not take a DataParallel"):
+        opt.attach(nn.DataParallel(model))
+    with pytest.raises(RuntimeError, match="attach"):
+        opt.watch_reads()
+    opt.attach(model)
+    with pytest.raises(ValueError, match="is attached"):
+        opt.attach(model)

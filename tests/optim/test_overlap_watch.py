@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from overlapped import LAYERS, Loop, equal, linears
+from overlapped import LAYERS, Loop, linears
 from torch import nn
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")]
@@ -16,11 +15,8 @@ READS = r"test_overlap_watch\.py:\d+ reads parameter '0\.(?:weight|bias)' .* sti
 WRITES = r"test_overlap_watch\.py:\d+ writes parameter '0\.weight' .* still to be updated"
 
 
-def pending() -> Loop:
-    loop = Loop(lambda width: [linears(width, 12)])
-    loop.start(True)
-    loop.train(2)
-    return loop
+def pending(steps: int = 2, layers: int = 12) -> Loop:
+    return Loop(lambda width: [linears(width, layers)]).start(True, steps)
 
 
 def average(net: nn.Module) -> None:
@@ -34,19 +30,14 @@ def clamp(net: nn.Module) -> None:
             p.clamp_(-1, 1)
 
 
-def by_hand(net: nn.Module) -> None:
-    net.forward(torch.ones(1, next(net.parameters()).shape[1]))
-    for module in net:  # type: ignore[attr-defined]
-        module.forward(torch.ones(1, next(net.parameters()).shape[1]))
-
-
-FOUND: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+FOUND: dict[str, tuple[Callable[[Any], Any], str]] = {
     "average": (average, READS),
     "clamp_": (clamp, WRITES),
     "norm": (lambda net: nn.utils.get_total_norm(net.parameters()), READS),
     "item": (lambda net: next(net.parameters())[0, 0].item(), READS),
     "data": (lambda net: next(net.parameters()).data.sum(), READS),
     "init": (lambda net: nn.init.zeros_(next(net.parameters())), WRITES),
+    "a forward without hooks": (lambda net: net[0].forward(torch.ones(1, net[0].in_features)), READS),
 }
 
 
@@ -60,24 +51,9 @@ def test_what_nothing_else_sees_is_found(name: str) -> None:
         act(loop.models[0])
 
 
-def test_a_copy_of_a_model() -> None:
-    """Which refuses by itself, too."""
-    loop = pending()
-    with loop.opts[0].watch_reads(), pytest.raises(RuntimeError, match=r"call optimizer\.wait\(\) before"):
-        copy.deepcopy(loop.models[0])
-
-
-def test_a_forward_without_hooks() -> None:
-    loop = pending()
-    with loop.opts[0].watch_reads(), pytest.raises(RuntimeError, match=READS):
-        loop.models[0][0].forward(loop.batch())  # type: ignore[index]
-
-
 def test_a_gradient_that_is_written() -> None:
     """As ``model.zero_grad(set_to_none=False)`` does."""
-    loop = Loop(lambda width: [linears(width, 12)])
-    loop.start(True)
-    loop.train(1)
+    loop = pending(1)
     loop.gradients()
     loop.opts[0].step()
     with loop.opts[0].watch_reads():
@@ -117,14 +93,6 @@ def test_fences_count_and_not_time() -> None:
 # --- what is written, or read under autograd, while its update is queued, is told; what only looks like it is not -----
 
 
-def queued_loop() -> Loop:
-    """A model whose update is queued."""
-    loop = Loop()
-    loop.start(True)
-    loop.train(3)
-    return loop
-
-
 def write_state(loop: Loop) -> None:
     next(iter(loop.opts[0].state.values()))["exp_avg"].mul_(0.5)
 
@@ -139,55 +107,72 @@ def gradient_by_hand(loop: Loop) -> None:
     p.grad = torch.zeros_like(p)
 
 
-@pytest.mark.parametrize(
-    ("act", "text"),
-    [
-        (write_state, "state was written"),
-        (part_without_hooks, r"gradients were set, by a forward that attach\(\) did not see or by hand"),
-        (gradient_by_hand, "gradients were set, by a forward .* or by hand"),
-    ],
-)
-def test_the_next_step_tells(act: Callable[[Loop], Any], text: str) -> None:
+def clamp_one(loop: Loop) -> None:
+    with torch.no_grad():
+        next(loop.models[0].parameters()).clamp_(-0.1, 0.1)
+
+
+def write_gradient(loop: Loop) -> None:
+    """Which is another step's, that is queued."""
+    loop.gradients()
+    grad = next(loop.models[0].parameters()).grad
+    assert grad is not None
+    loop.opts[0].step()
+    loop.opts[0].zero_grad()
+    grad.zero_()
+
+
+def unseen(loop: Loop) -> None:
+    net: Any = loop.models[0]
+    net.forward = lambda x: x  # so that no hook but the outermost one's is called
+    x = loop.batch()
+    for module in net:
+        x = module.forward(x)
+    x.sum().backward()
+    del net.forward
+
+
+BY_HAND = r"gradients were set, by a forward that attach\(\) did not see or by hand"
+TOLD: dict[str, tuple[Callable[[Loop], Any], str]] = {
+    "state": (write_state, "state was written"),
+    "a parameter": (clamp_one, "a parameter was written"),
+    "a gradient": (write_gradient, "a gradient was written"),
+    "a part's gradients": (part_without_hooks, BY_HAND),
+    "a gradient of the user's": (gradient_by_hand, BY_HAND),
+    "all gradients": (unseen, BY_HAND),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_next_step_tells(name: str) -> None:
     """Even if a forward that is seen comes in between; it is not taken, and the one behind it is."""
-    loop = queued_loop()
+    act, text = TOLD[name]
+    loop = pending(3, LAYERS)
     act(loop)
     loop.gradients()
     before = [p.detach().clone() for p in loop.models[0].parameters()]
     with pytest.raises(RuntimeError, match=f"{text},? before it was waited for.*was not taken"):
         loop.opts[0].step()
     assert all(map(torch.equal, before, loop.models[0].parameters()))
+    loop.opts[0].step()
+    loop.opts[0].wait()
+    assert not any(map(torch.equal, before, loop.models[0].parameters()))
     loop.train(2)
-    with loop.opts[0].waited():
-        act(loop)
-    loop.train(1)
+    if act is not write_gradient:  # which writes behind the wait
+        with loop.opts[0].waited():
+            act(loop)
+        loop.train(1)
 
 
 def test_a_parameter_that_autograd_has_saved_too_early_is_told() -> None:
     """A penalty that is computed before the forward, and is part of its backward."""
-    loop = queued_loop()
+    loop = pending(3, LAYERS)
     penalty = loop.models[0][-2].weight.square().sum()  # type: ignore[index]
-    loss = loop.loss(loop, loop.forward(loop.batch())) + penalty
+    loss = loop.loss(loop, loop.forward(loop, loop.batch())) + penalty
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
     loop.opts[0].zero_grad()
     with loop.opts[0].waited():
         penalty = loop.models[0][-2].weight.square().sum()  # type: ignore[index]
-    (loop.loss(loop, loop.forward(loop.batch())) + penalty).backward()
+    (loop.loss(loop, loop.forward(loop, loop.batch())) + penalty).backward()
     loop.opts[0].step()
-
-
-def test_parameters_that_are_views_of_one_tensor() -> None:
-    """Their versions rise together, also when some are waited for before others; nobody has written them."""
-
-    def make(width: int) -> list[nn.Module]:
-        flat, layers = torch.randn(LAYERS, width, width) / width**0.5, [nn.Linear(width, width), nn.Tanh()]
-        for weight in flat:
-            layers += [nn.Linear(width, width), nn.Tanh()]
-            layers[-2].weight = nn.Parameter(weight)
-        return [nn.Sequential(*layers)]
-
-    def first_is_last(loop: Loop) -> list[Any]:
-        first, *others = loop.models[0][::2]  # type: ignore[index]
-        return [loop.adamw(p for layer in (*others, first) for p in layer.parameters())]
-
-    equal(Loop(make, optimizers=first_is_last, budget="50%"), 4, hidden=False)

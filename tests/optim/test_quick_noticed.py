@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from calls import calls
 from gpu_support import DEVICES
 from support import default_dtype
 from torch.nn import Parameter
@@ -25,7 +24,6 @@ from tests.world import (
     INT8,
     PYTHON,
     RESIDENT,
-    SIDES,
     Act,
     Side,
     World,
@@ -341,25 +339,15 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("edit", LAYOUTS)
+@pytest.mark.parametrize(("edit", "sides"), [("t_", (RESIDENT, PYTHON)), ("data", (RESIDENT,))], ids=["t_", "data"])
 @pytest.mark.parametrize("again", [1, 2])
-def test_state_in_another_layout_over_its_memory(edit: str, again: int, look: str) -> None:
-    """As torch, which reads elements by their indices."""
-    if (look, edit) == ("python", "data"):
-        pytest.skip("goes unseen")
-    both = []
-    for make in (PagedAdamW, torch.optim.AdamW):
-        params = [parameters()[0], Parameter(numbers((6, 6), 3))]
-        optimizer: Any = make(params, lr=0.1)
-        for number in range(again):
-            steps(optimizer, params, 6)
-            if make is PagedAdamW and not number:  # behind it strides of state and parameter differ
-                assert compiled(optimizer, look)
-            LAYOUTS[edit](optimizer.state[params[1]]["exp_avg"])
-        steps(optimizer, params, 6)
-        both.append(params)
-    for mine, theirs in zip(*both, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+def test_state_in_another_layout_over_its_memory(edit: str, sides: Any, again: int) -> None:
+    """As torch, which reads elements by their indices.  Python does not see that ``.data`` is another view."""
+    make = lambda device: [parameters(device)[0], numbers((6, 6), 3, device)]  # noqa: E731
+    worlds = Worlds(ADAMW, *sides, make=make, groups=one_group)
+    for _ in range(again):
+        worlds.step(6).do(lambda world: LAYOUTS[edit](world.state[world.params[1]]["exp_avg"]))
+    assert not worlds.step(6).over
 
 
 # --- clipped and scaled steps in one compiled call: to the bit what the long way does, norms included -----------------
@@ -372,9 +360,8 @@ def another_norm(world: World) -> None:
 
 CASES_OF_NORMS = [
     pytest.param(name, side, norm, act, id=f"{name}-{side.name}-{norm}-{act.__name__}")
-    for name, case in BY_STATE.items()
-    if name != "amsgrad"
-    for side in (RESIDENT, INT8[0])[: 1 + case.in_8_bits]
+    for name in ("adamw", "momentum", "lion")
+    for side in (RESIDENT, INT8[0])
     for norm in (0.25, 1e9, float("inf"))
     for act in (nothing, another_norm)
 ]
@@ -393,52 +380,6 @@ def test_several_dtypes_and_lists_of_many_chunks(name: str, side: Side, norm: fl
     worlds = Worlds(case, side, python, make=of_many_chunks, groups=one_group, clip=norm, device=device).step(9, act)
     assert worlds.ours[0].quick >= 4
     assert not worlds.over
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
-def test_a_gradient_that_is_not_finite(value: float, device: str) -> None:
-    def act(world: World) -> None:
-        if world.count == 6:
-            world.params[1].grad.view(-1)[0] = value  # type: ignore[union-attr]
-
-    worlds = Worlds(BY_STATE["momentum"], *SIDES, clip=1.0, device=device).step(9, act)
-    assert worlds.ours[0].quick >= 4
-    assert not worlds.over
-
-
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("infinite", [(), (6, 7)], ids=["finite", "infinite"])
-def test_scaled_steps(clip: float | None, infinite: tuple[int, ...]) -> None:
-    def act(world: World) -> None:
-        if world.count in infinite:
-            world.params[2].grad.view(-1)[0] = float("inf")  # type: ignore[union-attr]
-
-    ours = Worlds(BY_STATE["adamw"], *SIDES, clip=clip, scale=64.0).step(12, act).ours
-    assert ours[0].quick >= 8 - len(infinite)
-    assert [world.state[world.params[0]]["step"] for world in ours] == [12 - len(infinite)] * len(ours)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_it_is_few_calls(device: str) -> None:
-    params = parameters(device)
-    optimizer = PagedAdamW(params, max_grad_norm=0.5)
-    steps(optimizer, params, 9)
-    assert record(optimizer)
-    give(params, 20)
-    assert len(calls(optimizer.step)) <= {"cpu": 30, "cuda": 62}[device]
-
-
-def test_within_a_backward_it_is_refused() -> None:
-    params = parameters()
-    optimizer = PagedAdamW(params, max_grad_norm=0.5)
-    steps(optimizer, params, 9)
-    assert record(optimizer)
-    leaf = torch.ones(1, requires_grad=True)
-    leaf.register_hook(lambda _: optimizer.step())
-    with pytest.raises(RuntimeError, match=r"max_grad_norm is 0\.5, and step"):
-        leaf.sum().backward()
-    assert optimizer.state[params[0]]["step"] == 9
 
 
 def test_squares_of_a_gradient_follow_it_behind_an_interrupt() -> None:

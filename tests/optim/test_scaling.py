@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import pickle
 import warnings
 from collections.abc import Collection
@@ -15,19 +14,11 @@ from overlapped import SmallPages
 from support import F16, F32
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from tests.acts import infinite, norm
 from tests.specs import CASES
-from tests.world import SIDES, Act, Side, World, Worlds
+from tests.world import QUICK, SIDES, Act, Side, Worlds
 
 SIZES = (3000, 17, 1)
-NUMBERS: dict[type, dict[str, Any]] = {
-    PagedAdamW: {"lr": 0.03, "weight_decay": 0.2},
-    PagedSGD: {"lr": 0.03, "momentum": 0.9, "dampening": 0.5},
-}
-OURS = pytest.mark.parametrize("ours", NUMBERS, ids=lambda kind: kind.__name__)
-
-
-def theirs(ours: type) -> Any:
-    return {PagedAdamW: torch.optim.AdamW, PagedSGD: torch.optim.SGD}[ours]
 
 
 def train(
@@ -53,26 +44,27 @@ def train(
 WAYS = (*SIDES, Side("default", {"fused": None}), Side("not fused", {"fused": False}))
 
 
-def infinite(*steps: int, unscaled: Collection[int] = ()) -> Act:
-    """Steps with a gradient that is infinite, and those before which ``unscale_`` is called."""
-
-    def act(world: World) -> None:
-        if world.count in steps:
-            world.params[0].grad.view(-1)[5] = math.inf  # type: ignore[union-attr]
-        if world.count in unscaled:
-            world.scaler.unscale_(world.optimizer)
-
-    return act
+def unscaled(*steps: int) -> Act:
+    """``unscale_`` is called in front of some steps."""
+    return lambda world: world.count in steps and world.scaler.unscale_(world.optimizer)
 
 
-@pytest.mark.parametrize("unscaled", [(), (1, 3)], ids=["", "some unscaled before"])
-@pytest.mark.parametrize("skipped", [(), (2,), (0, 3)], ids=str)
+@pytest.mark.parametrize(("clip", "before"), [(None, ()), (None, (1, 3)), (0.5, ())], ids=["", "unscaled", "clipped"])
+@pytest.mark.parametrize("skipped", [(), (0, 3), (6, 7)], ids=str)
 @pytest.mark.parametrize("name", ["adamw", "amsgrad", "momentum"])
-def test_a_scaler_does_what_it_does_with_torch(name: str, skipped: Any, unscaled: Any) -> None:
+def test_a_scaler_does_what_it_does_with_torch(name: str, skipped: Any, clip: float | None, before: Any) -> None:
     """torch's fused SGD leaves its momentum undefined if the first step is skipped; its default way does not."""
-    worlds = Worlds(CASES[name], *WAYS, scale=1024.0).step(6, infinite(*skipped, unscaled=unscaled))
+    worlds = Worlds(CASES[name], *WAYS, scale=1024.0, clip=clip)
+    worlds.step(12, lambda world: (infinite(*skipped)(world), unscaled(*before)(world)))
     assert len({world.scaler.get_scale() for world in worlds.each()}) == 1
     assert not worlds.over
+    assert before or worlds.ours[0].quick >= 5 * QUICK
+
+
+def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
+    """The first one that is taken is not damped, whatever the optimizer has prepared anew between them."""
+    worlds = Worlds(CASES["momentum"], *WAYS, scale=4.0).step(1, infinite(0)).do(norm(lambda _: 1e9))
+    assert not worlds.step(2).over
 
 
 @pytest.mark.parametrize("options", [{}, {"device_budget": 0}, {"state_format": "int8"}, {"amsgrad": True}], ids=str)
@@ -103,21 +95,18 @@ def test_in_the_default_way_fp16_gradients_are_refused_as_by_torch() -> None:
         train(PagedSGD, dtype=F16, steps=1)
 
 
-@OURS
-def test_a_scale_of_ones_own_is_multiplied(ours: Any) -> None:
+def test_a_scale_of_ones_own_is_multiplied() -> None:
     """GradScaler multiplies what ``grad_scale`` holds into its scale."""
-
-    def run(kind: Any) -> list[torch.Tensor]:
-        params = [torch.nn.Parameter(torch.ones(5))]
-        optimizer = kind(params, fused=True, **NUMBERS[ours])
+    found = []
+    for kind in (PagedAdamW, torch.optim.AdamW):
+        found += (params := [torch.nn.Parameter(torch.ones(5))])
+        optimizer = kind(params, fused=True, lr=0.03)
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         scaler.scale((params[0] * torch.arange(5.0) * 4).sum()).backward()
         optimizer.grad_scale = torch.tensor(4.0)
         scaler.step(optimizer)
         assert not hasattr(optimizer, "grad_scale")
-        return params
-
-    torch.testing.assert_close(run(ours), run(theirs(ours)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
 def test_without_any_gradient_a_step_does_nothing() -> None:
@@ -236,18 +225,3 @@ def test_under_the_forward_it_has_the_same_bits(scaled: bool) -> None:
     (plain, _), (hidden, optimizer) = run(False), run(True)
     assert all(torch.equal(a, b) for a, b in zip(plain, hidden, strict=True))
     assert optimizer.overlap_report().hidden > 10
-
-
-def test_a_first_step_that_is_skipped_leaves_no_momentum() -> None:
-    """The first one that is taken is not damped, whatever the optimizer has prepared anew between them."""
-    p = torch.nn.Parameter(torch.zeros(3))
-    optimizer = PagedSGD([p], lr=1.0, momentum=0.9, dampening=0.5, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale((p * math.inf).sum()).backward()
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad()
-    optimizer.max_grad_norm = 1e9
-    p.grad = torch.ones(3)
-    optimizer.step()
-    torch.testing.assert_close(p.detach(), torch.full((3,), -1.0))

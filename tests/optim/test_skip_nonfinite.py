@@ -9,61 +9,31 @@ from typing import Any
 import pytest
 import torch
 
-from pagedopt import PagedAdamW, PagedLion, PagedSGD
+from pagedopt import PagedAdamW, PagedLion
 from tests.optim.clipped import ends, equal, give, params_of
+from tests.specs import CASES
+from tests.world import INT8, SIDES, Side, World, Worlds
 
 LOST = {0: math.inf, 3: math.nan, 4: -math.inf}
 PAGED = {"device_budget": 0}
-WAYS = [{}, PAGED, {"fused": True}, {"state_format": "int8"}, {"max_grad_norm": math.inf}]
 
 
-def groups(params: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
-    return [{"params": params[:2]}, {"params": params[2:], "lr": 0.01}]
+def lose(world: World) -> None:
+    """A value that is not finite in some steps; the last parameter's gradients come late."""
+    world.params[1].grad.view(-1)[3] = LOST.get(world.count, 0.5)  # type: ignore[union-attr]
+    if world.count < 2:
+        world.params[-1].grad = None
 
 
-def gradients(params: list[torch.nn.Parameter], number: int) -> None:
-    """The last parameter's come late."""
-    give(params, number)
-    params[1].grad.view(-1)[3] = LOST.get(number, 0.5)
-    if number < 2:
-        params[-2].grad = None
-
-
-SGD: dict[str, Any] = {"momentum": 0.9, "dampening": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "hyper", "options"),
-    [*((PagedAdamW, torch.optim.AdamW, {}, way) for way in WAYS), (PagedSGD, torch.optim.SGD, SGD, PAGED)],
-    ids=str,
-)
-def test_it_is_a_step_behind_an_if(ours: Any, theirs: Any, hyper: dict[str, Any], options: dict[str, Any]) -> None:
-    options = {"max_grad_norm": 1.0, "skip_nonfinite": True, **options}
-    rounds = "state_format" in options
-    mine, other = params_of(), params_of()
-    a = ours(groups(mine), lr=0.03, **hyper, **options)
-    if rounds:  # beside ours, to the bit
-        b = ours(groups(other), lr=0.03, **hyper, **{**options, "skip_nonfinite": False})
-    else:
-        b = theirs(groups(other), lr=0.03, **hyper)
-    for number in range(6):
-        gradients(mine, number)
-        gradients(other, number)
-        before = ends(mine, a)
-        a.step()
-        assert math.isfinite(a.grad_norm) is (number not in LOST)
-        if number in LOST:
-            assert equal(before, ends(mine, a))
-            continue
-        if not rounds:
-            torch.nn.utils.clip_grad_norm_(other, options["max_grad_norm"])
-        b.step()
-    assert a.skipped == len(LOST)
-    tolerance = 0 if rounds else 2e-6
-    for p, q in zip(mine, other, strict=True):
-        torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
-        assert a.state[p].keys() == b.state[q].keys()
-        assert a.state[p].get("step") == b.state[q].get("step")
+@pytest.mark.parametrize("clip", [1.0, math.inf])
+@pytest.mark.parametrize("sides", [(*SIDES, Side("fused", {"fused": True})), INT8], ids=["plain", "int8"])
+@pytest.mark.parametrize("name", ["adamw", "momentum"])
+def test_it_is_a_step_behind_an_if(name: str, sides: Any, clip: float) -> None:
+    worlds = Worlds(CASES[name], *sides, clip=clip, skips=True).step(6, lose)
+    assert not worlds.over
+    assert [world.optimizer.skipped for world in worlds.ours] == [len(LOST)] * len(sides)
+    counts = [t.item() for world in worlds.ours for (i, name), t in world.tensors().items() if name == "step"]
+    assert set(counts) <= {2, 3}
 
 
 def test_a_scaler_and_the_norm_both_leave_steps_out() -> None:

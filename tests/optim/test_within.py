@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from overlapped import Ended, Loop, run
-from overlapped_shots import carriers
+from overlapped import Loop, carriers, run
 from torch import nn
-from within import SHAPES, Held, adamw, arrive, bits, both, gradient, held, same
+from within import SHAPES, Act, Held, adamw, arrive, assert_same_bits, attached, bits, gradient, held, same, trained
 
 from pagedopt.optim.overlap import cycle
 from pagedopt.placements.file import FileArena
-from tests.optim.overlapped_models import LONG, LOOPS, STEPS
+from tests.optim.overlapped_loops import LOOPS, loop_of, often_and_long
 from tests.outside.nadam import NAdam
 from tests.outside.rule import Tempered
 from tests.specs import BF16, CASES, F32, F64, Case
@@ -43,22 +42,15 @@ class SmallPages(FileArena):
     granule = stretch = 4096
 
 
-def loop_of(name: str) -> Loop:
-    loop = LOOPS[name]()
-    loop.overlap, loop.attach = "backward", lambda loop: loop.models[:1]
-    return loop
+def within(name: str, **changes: Any) -> Loop:
+    return loop_of(name, overlap="backward", attach=lambda loop: loop.models[:1], **changes)
 
 
-@functools.cache
-def ended(name: str, attached: bool) -> Ended:
-    return run(loop_of(name), attached, STEPS.get(name, 3) + 1, watch=False)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in LOOPS if n not in REFUSED]
-)
+@pytest.mark.parametrize("name", often_and_long(name for name in LOOPS if name not in REFUSED))
 def test_bits_of_a_plain_step(name: str) -> None:
-    assert ended(name, True).same(ended(name, False))
+    loop = within(name)
+    queued, plain = (run(loop, attached, loop.enough + 1, watch=False) for attached in (True, False))
+    assert queued.same(plain)
 
 
 ALL = [*range(len(SHAPES))]
@@ -76,21 +68,13 @@ ORDERS: dict[str, Callable[[int], list[int]]] = {
 @pytest.mark.parametrize("budget", [0, "8KiB", None])
 @pytest.mark.parametrize("order", ORDERS)
 def test_bits_in_any_order(order: str, budget: Any) -> None:
-    def train(within: bool) -> list[Any]:
-        model = held()
-        opt = adamw(model, device_budget=budget)
-        if within:
-            opt.attach(model, overlap="backward")
-        for step in range(7):
-            arrive(model, step, ORDERS[order](step))
-            left = any(p.grad is not None for p in model.parameters())
+    def taken(opt: Any, model: Held, step: int) -> None:
+        if opt._within is not None:
             late = order == "some" and step == 1  # a first gradient behind the first step is left to step()
-            assert left == late or not within
-            opt.step()
-            opt.zero_grad()
-        return bits(model, opt)
+            assert any(p.grad is not None for p in model.parameters()) == late
 
-    both(train)
+    optimizer = functools.partial(adamw, device_budget=budget)
+    assert_same_bits(optimizer=optimizer, behind=taken, order=ORDERS[order], steps=7)
 
 
 FORMATS: list[tuple[tuple[torch.dtype, ...], Any]] = [
@@ -110,42 +94,24 @@ def test_bits_of_rules_and_formats(rule: str, stored: Any, budget: Any) -> None:
     """In two groups with hyperparameters of their own, which change from step to step."""
     case: Case = CASES[rule]
     dtypes, form = stored
+    options = {"placement": SmallPages, "device_budget": budget, **({"state_format": form} if case.names else {})}
 
-    def train(within: bool) -> list[Any]:
-        model = held(dtypes)
+    def optimizer(model: Held) -> Any:
         params = [*model.parameters()]
-        groups = [{"params": params[:3]}, {"params": params[3:], **case.other}]
-        options = {"state_format": form} if case.names else {}
-        opt = case.make(False, groups, placement=SmallPages, device_budget=budget, **options)
-        if within:
-            opt.attach(model, overlap="backward")
-        for step in range(4):
-            arrive(model, step)
-            opt.step()
-            opt.zero_grad()
-            for group in opt.param_groups:
-                group["lr"] *= 0.9
-        return bits(model, opt)
+        return case.make(False, [{"params": params[:3]}, {"params": params[3:], **case.other}], **options)
 
-    both(train)
+    def anneal(opt: Any, model: Held, step: int) -> None:
+        for group in opt.param_groups:
+            group["lr"] *= 0.9
+
+    assert_same_bits(model=functools.partial(held, dtypes), optimizer=optimizer, before=anneal)
 
 
 @pytest.mark.parametrize("kind", [NAdam, Tempered])
 def test_bits_of_rules_from_outside(kind: Any) -> None:
     """With numbers of each parameter's own, and state that begins at one."""
-
-    def train(within: bool) -> list[Any]:
-        model = held()
-        opt = kind(model.parameters(), placement=SmallPages, device_budget=0)
-        if within:
-            opt.attach(model, overlap="backward")
-        for step in range(4):
-            arrive(model, step, ORDERS["some"](step))
-            opt.step()
-            opt.zero_grad()
-        return bits(model, opt)
-
-    both(train)
+    away = {"placement": SmallPages, "device_budget": 0}
+    assert_same_bits(optimizer=lambda model: kind(model.parameters(), **away), order=ORDERS["some"])
 
 
 def freeze(opt: Any, model: Held, step: int) -> None:
@@ -214,45 +180,26 @@ EDITS = (freeze, grow, by_hand, edit_state, move_parameters, change_budget, othe
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
-def test_bits_after_edits(edit: Callable[[Any, Held, int], None]) -> None:
-    def train(within: bool) -> list[Any]:
-        model = held()
-        opt = adamw(model)
-        if within:
-            opt.attach(model, overlap="backward")
-        for step in range(4):
-            edit(opt, model, step)
-            arrive(model, step, range(len(SHAPES)))
-            opt.step()
-            opt.zero_grad()
-        return bits(model, opt)
-
-    both(train)
+def test_bits_after_edits(edit: Act) -> None:
+    assert_same_bits(before=edit, order=ORDERS["the first first"])
 
 
 def test_hyperparameters_are_those_of_the_first_gradient() -> None:
-    def train(within: bool) -> list[Any]:
-        model = held()
-        opt = adamw(model)
-        if within:
-            opt.attach(model, overlap="backward")
-        (group,) = opt.param_groups
-        for step in range(3):
-            lr = group["lr"] = 0.1 / (1 + step)
-            arrive(model, step)
-            group["lr"] = 77.0 if within else lr
-            opt.step()
-            group["lr"] = lr
-            opt.zero_grad()
-        return bits(model, opt)
+    def rate(opt: Any, model: Held, step: int) -> None:
+        opt.param_groups[0]["lr"] = 0.1 / (1 + step)
 
-    both(train)
+    def too_late(opt: Any, model: Held, step: int) -> None:
+        if opt._within is not None:
+            opt.param_groups[0]["lr"] = 77.0
+
+    (*params, one), (*others, other) = (trained(attached, before=rate, behind=too_late) for attached in (True, False))
+    assert same(params, others)
+    assert same(one["state"], other["state"])
 
 
 def test_gradients_are_given_back_on_the_way() -> None:
     """At no time are more alive than a few of those of a plain step."""
-    loop = loop_of("plain")
-    loop.start(True)
+    loop = within("plain").start(True, 1)
     alive: list[weakref.ref[torch.UntypedStorage]] = []
     most = 0
 
@@ -266,7 +213,6 @@ def test_gradients_are_given_back_on_the_way() -> None:
         alive.append(weakref.ref(p.grad.untyped_storage()))
 
     params = [*loop.models[0].parameters()]
-    loop.train(1)
     (opt,) = loop.opts
     opt.detach()
     for p in params:
@@ -284,9 +230,7 @@ def test_gradients_are_given_back_on_the_way() -> None:
 
 def test_pages_pass_in_the_order_that_gradients_have() -> None:
     """From the second step on no page waits for another, whatever order was expected."""
-    model = held()
-    opt = adamw(model)
-    opt.attach(model, overlap="backward")
+    model, opt = attached()
     late = []
     for step in range(4):
         arrive(model, step, ORDERS["the first first"](step))
@@ -296,9 +240,7 @@ def test_pages_pass_in_the_order_that_gradients_have() -> None:
 
 
 def test_room_is_reserved_and_state_appears_with_step() -> None:
-    model = held()
-    opt = adamw(model)
-    opt.attach(model, overlap="backward")
+    model, opt = attached()
     reserved = opt.memory_report().by_place
     assert sum(reserved.values()) >= 8 * sum(p.numel() for p in model.parameters())
     assert not opt.state
@@ -310,28 +252,21 @@ def test_room_is_reserved_and_state_appears_with_step() -> None:
 
 
 def test_a_detached_optimizer_takes_plain_steps() -> None:
-    def train(within: bool) -> list[Any]:
-        model = held()
-        opt = adamw(model)
-        for step in range(4):
-            if within:
-                opt.attach(model, overlap="backward") if step % 2 == 0 else opt.detach()
-            arrive(model, step)
-            assert within == all(p.grad is None for p in model.parameters()) or step % 2
-            opt.step()
-            opt.zero_grad()
-        return bits(model, opt)
+    def change(opt: Any, model: Held, step: int) -> None:
+        if step:
+            opt.detach() if step % 2 else opt.attach(model, overlap="backward")
 
-    both(train)
+    def taken(opt: Any, model: Held, step: int) -> None:
+        assert all((p.grad is None) == (step % 2 == 0) for p in model.parameters())
+
+    assert same(trained(True, before=change, behind=taken), trained(False))
 
 
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))], ids=["deep", "pickle"]
 )
 def test_a_copy_is_not_attached(copied: Callable[[Any], Any]) -> None:
-    model = held()
-    opt = adamw(model)
-    opt.attach(model, overlap="backward")
+    model, opt = attached()
     arrive(model, 0)
     opt.step()
     other, again = copied((model, opt))
@@ -357,9 +292,7 @@ def test_autograd_refuses_what_reads_parameters_that_were_updated() -> None:
 def test_a_step_that_nobody_ends_is_ended_before_the_process() -> None:
     """Later its thread would be gone, and whoever waited for its pages would wait for ever."""
     before = len(carriers())
-    model = held()
-    opt = adamw(model)
-    opt.attach(model, overlap="backward")
+    model, opt = attached()
     arrive(model, 0, ALL[:3])
     try:
         assert len(carriers()) == before + 1
@@ -373,9 +306,7 @@ def test_a_step_that_nobody_ends_is_ended_before_the_process() -> None:
 def test_nothing_is_left_of_an_optimizer_that_dies_within_a_step() -> None:
     """No thread, no page, no hook that acts."""
     before = len(carriers())
-    model = held()
-    opt = adamw(model)
-    opt.attach(model, overlap="backward")
+    model, opt = attached()
     arrive(model, 0, ALL[:3])
     assert len(carriers()) == before + 1
     del opt

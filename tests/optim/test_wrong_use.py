@@ -19,6 +19,7 @@ from formats_under_test import WhereItStands
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedAdan, PagedLion, PagedSGD, run_with_room
+from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
 from pagedopt.system import warn
 from pagedopt.transports import MemcpyTransport
@@ -97,28 +98,16 @@ def test_an_optimizer_that_was_pickled_with_such_a_budget_is_read() -> None:
     assert again.store.budget.nbytes == 50
 
 
-def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page() -> None:
-    large = PagedAdamW(parameters(1 << 20), device_budget=5000)
+@pytest.mark.parametrize("budget", [5000, "1%"])
+def test_a_budget_that_holds_no_page_warns_once_with_the_size_of_a_page(budget: Any) -> None:
+    large = PagedAdamW(parameters(1 << 20), device_budget=budget)
     (said,) = texts(large.step)
     page = int(large.store.arenas[0].layout.page_bytes()[0])
     assert said.startswith(
-        f"device_budget=5000 holds no page of {page:,} bytes on cpu: all state in such pages is off the device"
+        f"device_budget={budget!r} holds no page of {page:,} bytes on cpu: all state in such pages is off the device"
     )
-    assert texts(large.step) == []
-    assert texts(PagedAdamW(parameters(1 << 20), device_budget=5000).step) == []
-    assert texts(PagedAdamW(parameters(1 << 20), device_budget="4MiB").step) == []
-
-
-def test_a_share_that_holds_no_page_warns_once_too() -> None:
-    large = PagedAdamW(parameters(1 << 20), device_budget="1%")
-    (said,) = texts(large.step)
-    page = int(large.store.arenas[0].layout.page_bytes()[0])
-    assert said.startswith(
-        f"device_budget='1%' holds no page of {page:,} bytes on cpu: all state in such pages is off the device"
-    )
-    assert texts(PagedAdamW(parameters(1 << 20), device_budget="1%").step) == []
-    for budget in ("50%", "0%", 0):
-        assert texts(PagedAdamW(parameters(1 << 20), device_budget=budget).step) == []
+    for other in (budget, "4MiB", "50%", "0%", 0):
+        assert texts(PagedAdamW(parameters(1 << 20), device_budget=other).step) == []
 
 
 @pytest.mark.parametrize(
@@ -129,26 +118,23 @@ def test_a_share_that_holds_no_page_warns_once_too() -> None:
 def test_the_report_before_the_first_step_says_the_budget(budget: Any, words: str) -> None:
     report = make(device_budget=budget).memory_report()
     assert str(report) == f"no state: the first step makes it, if the rule has any{words}"
+    assert "none: the first step makes it, if the rule has any" in report._repr_html_()
     assert dict(report.facts()[1]).get("budget", "") == words.removeprefix(" (budget ").removesuffix(")")
 
 
 # --- options without an effect
 
 
-@pytest.mark.parametrize(("option", "value"), [("host_access", "staged"), ("blocks", 8)])
-def test_options_of_a_gpu_warn_on_a_cpu(option: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("option", "value", "shown"),
+    [("host_access", "staged", "'staged'"), ("blocks", 8, "8"), ("transport", "struct", "'struct'"),
+     ("transport", MemcpyTransport, "MemcpyTransport")],
+)  # fmt: skip
+def test_options_of_a_gpu_warn_on_a_cpu(option: str, value: Any, shown: str) -> None:
     asked = {"device_budget": 0, option: value}
-    said = f"{option}={value!r} on cpu: these parameters are on no GPU, so it has no effect"
+    said = f"{option}={shown} on cpu: these parameters are on no GPU, so it has no effect"
     assert texts(make(**asked).step) == [said]
-    assert texts(make(**asked).step) == []
-    assert texts(make(device_budget=0).step) == []
-
-
-def test_a_transport_warns_on_a_cpu() -> None:
-    said = "transport='struct' on cpu: these parameters are on no GPU, so it has no effect"
-    assert texts(make(transport="struct").step) == [said]
-    assert texts(make(transport="managed").step) == []
-    assert texts(make(transport=MemcpyTransport).step)[0].startswith("transport=MemcpyTransport on cpu: ")
+    assert texts(make(**asked).step) == texts(make(device_budget=0, transport="managed").step) == []
 
 
 @pytest.mark.parametrize(("option", "value"), [("seed", 3), ("rounding", "nearest")])
@@ -261,6 +247,21 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     *(
         (partial(make, **{word: 1}), TypeError, f"unexpected keyword argument '{word}'{said}")
         for word, said in WORDS.items()
+    ),
+    *(
+        (partial(make, **{option: value}), ValueError, f"{option} is {value!r}; there are {first}")
+        for option, value, first in (
+            ("state_format", "int3", "float32, bfloat16"), ("placement", "moon", "mapped, managed, host"),
+            ("transport", "owl", "hybrid, managed"),
+        )
+    ),
+    *(
+        (
+            partial(entry.optimizer, parameters(), differentiable=True),
+            ValueError, f"{entry.name} does not support it; use torch.optim.{entry.torch.__name__} for that",
+        )
+        for entry in OPTIMIZERS
+        if entry.torch
     ),
     (
         lambda: PagedAdamW(parameters(5000), betas=(0.995, 0.999), state_format="int8"),

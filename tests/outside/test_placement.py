@@ -6,12 +6,12 @@ import gc
 from collections.abc import Iterator
 from typing import Any
 
-import played_pages
 import pytest
 import torch
 
 from pagedopt import PagedAdamW, estimate
 from pagedopt.placements import Arena, DeviceArena, FileArena, HostArena, Layout
+from tests.card.card import Pages, install_pages
 
 from .placement import Limited, Ordinary, SmallCard, SmallRam
 from .rule import tempered
@@ -241,13 +241,13 @@ def test_shipped_classes_are_their_names() -> None:
     assert (SmallRam.name, SmallCard.name, Limited.name) == ("small", "SmallCard", "Limited")
 
 
-class FakeCard(Limited, played_pages.Card):
+class FakeCard(Limited, Pages):
     """A small card made of memory of this system, whose pages are updated in place."""
 
 
 @pytest.mark.parametrize(("budget", "device"), [(0, 0), ("40%", 8), ("all", 20)])
 def test_a_small_card_of_played_pages(budget: Any, device: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = played_pages.install(monkeypatch)
+    fake = install_pages(monkeypatch)
     opt, params = trained(4, placement=FakeCard, device_budget=budget)
     whole, others = trained(4)
     assert same(bits(opt, params), bits(whole, others))

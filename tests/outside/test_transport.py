@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from played_sweep import STREAM, Device
-from played_tables import Tables
 
 from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_norm
 from pagedopt.rules import add
 from pagedopt.transports import MemcpyTransport, StructTransport, Transport
+from tests.card.tables import STREAM, Device, Tables
 
 from .training import bits, gpu, parameters, same, train, trained
 from .transport import Recorder

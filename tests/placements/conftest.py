@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 
-import played_pages
 import pytest
-from played_pages import Driver
+
+from tests.card.card import install_pages
+from tests.card.driver import Driver
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    fake = played_pages.install(monkeypatch)
+    fake = install_pages(monkeypatch)
     yield fake
     gc.collect()
     assert not fake.handles, "memory that nobody has given back"

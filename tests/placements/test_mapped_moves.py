@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-import played_pages
 import pytest
 import torch
-from played_pages import Driver, Result
 
 from pagedopt.paging.pages import lay_out
 from pagedopt.placements import device_page_limit
@@ -19,9 +17,10 @@ from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import driver, virtual
 from pagedopt.system.driver import Location
 from pagedopt.system.warn import StateLost
+from tests.card.card import install_pages
+from tests.card.driver import GRANULE, Driver, Result
 
 CPU = torch.device("cpu")
-GRANULE = played_pages.GRANULE
 NUMEL = 5 * GRANULE // 4  # five pages
 FAILED = (driver.CudaError, MemoryError, torch.OutOfMemoryError)
 
@@ -33,7 +32,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Driver]]:
     made: list[Driver] = []
 
     def make() -> Driver:
-        made.append(played_pages.install(monkeypatch))
+        made.append(install_pages(monkeypatch))
         return made[-1]
 
     yield make

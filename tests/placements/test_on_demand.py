@@ -1,6 +1,6 @@
 """State that nobody placed is in torch's own tensors, until it has to move: then it is in pages that do.
 
-A GPU's memory is pages that behave as CUDA's do (``played_pages``), and the CPU is taken for a GPU that has them.
+A GPU's memory is pages that behave as CUDA's do (``tests/card``), and the CPU is taken for a GPU that has them.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
-import played_pages
 import pytest
 import torch
 from optim_support import ADAMW, COPIES, bits, same
-from played_pages import Card, Driver, Result
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.optim import load
@@ -21,6 +19,8 @@ from pagedopt.paging.budget import Budget
 from pagedopt.placements import choose
 from pagedopt.placements.plain import DeviceArena, HostArena
 from pagedopt.system import driver, virtual, warn
+from tests.card.card import Pages
+from tests.card.driver import GRANULE, Driver, Result
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 SIZES = (7_001, 300, 5_000)
@@ -92,11 +92,11 @@ def test_beside_a_cpu_every_budget_may_follow_every_other(
 @pytest.fixture
 def card(card: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The CPU is one of the devices that have such pages."""
-    arenas: Any = {"mapped": Card, "managed": HostArena, "host": HostArena, "device": DeviceArena}
+    arenas: Any = {"mapped": Pages, "managed": HostArena, "host": HostArena, "device": DeviceArena}
     monkeypatch.setitem(choose.ARENAS, "cpu", arenas)
     monkeypatch.setattr(choose, "moves_on_demand", lambda device: True)
-    monkeypatch.setattr(Card, "name", "mapped")
-    monkeypatch.setattr(Card, "stretch", 2 * played_pages.GRANULE)  # several pages
+    monkeypatch.setattr(Pages, "name", "mapped")
+    monkeypatch.setattr(Pages, "stretch", 2 * GRANULE)  # several pages
     return card
 
 

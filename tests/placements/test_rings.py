@@ -6,24 +6,24 @@ import gc
 import weakref
 from collections.abc import Callable
 
-import played_pages
 import pytest
 import torch
 from file_support import CPU
-from played_pages import Card, Driver
 
 from pagedopt.paging.budget import Budget
 from pagedopt.placements import movers
 from pagedopt.placements.store import Store, Wanted
 from pagedopt.tables.storage import Column
+from tests.card.card import Pages
+from tests.card.driver import GRANULE, Driver
 
 Kept = Callable[[list[tuple[int, ...]]], Store]
 
 
-class Visited(Card):
+class Visited(Pages):
     """Its pages visit the card; of 4,096 elements in float32."""
 
-    granule = 4 * played_pages.GRANULE
+    granule = 4 * GRANULE
     ways = ("staged",)
 
 

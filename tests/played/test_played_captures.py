@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Run, ends_of, played, some_orders
+
+from tests.card.runs import Ends, Run, ends_of, played, some_orders
 
 SIZES = (3000, 17, 5)
 

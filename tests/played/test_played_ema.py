@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Run, ends_of, played, some_orders
 from staged import both_ways
 
 from pagedopt import ema
+from tests.card.runs import Ends, Run, ends_of, played, some_orders
 
 pytestmark = both_ways
 SIZES = (3000, 17, 1500, 4097)

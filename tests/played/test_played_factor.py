@@ -1,4 +1,4 @@
-"""Clipped and scaled steps on a played card: in every order of streams they end in the bits of a CPU."""
+"""Clipped and scaled steps on a played card, hidden, captured, or left out: they end in the bits of a CPU."""
 
 from __future__ import annotations
 
@@ -6,41 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from played_card import Card
-from played_runs import Ends, Run, ends_of, every_order, played, some_orders
 from staged import both_ways
 
-pytestmark = both_ways
+from tests.card.card import Card
+from tests.card.runs import Ends, Run, ends_of, played, some_orders
+
 SIZES = (3000, 17, 1500, 4097)
-
-
-def clipped(run: Run, count: int = 3, **options: Any) -> Ends:
-    params = run.params(SIZES)
-    optimizer = run.adamw(params, **options)
-    norms = []
-    for number in range(count):
-        optimizer.max_grad_norm = 2.0 + number
-        run.gradients(params)
-        optimizer.step()
-        assert optimizer.grad_norm is not None
-        norms.append(optimizer.grad_norm)
-    return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
-
-
-@played(every_order)
-def test_all_pages_visit(run: Run) -> Ends:
-    return clipped(run, device_budget=0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"device_budget": "24KiB"}, {"device_budget": 0, "host_access": "in_place"}, {"transport": "memcpy"},
-     {"transport": "struct"}, {"state_format": "int8"}],
-    ids=str,
-)  # fmt: skip
-@played(some_orders)
-def test_placements(run: Run, options: dict[str, Any]) -> Ends:
-    return clipped(run, **options)
 
 
 @pytest.mark.parametrize("card_first", [True, False], ids=["card first", "host first"])
@@ -62,46 +33,6 @@ def test_a_first_step_without_gradients_has_a_norm(run: Run, card_first: bool) -
     return [*ends_of([*there, *here], optimizer), *(norm.cpu() for norm in found)]
 
 
-def scaled(run: Run, count: int = 5, clip: bool = False, **options: Any) -> Ends:
-    """Steps whose scale and ``found_inf`` are deleted right behind them, as GradScaler's are; some change nothing."""
-    params = run.params(SIZES)
-    optimizer = run.adamw(params, fused=True, **options)
-    norms = []
-    for number in range(count):
-        run.gradients(params)
-        if number == 2:
-            params[1].grad[3] = float("nan")
-        optimizer.max_grad_norm = 2.0 + number if clip else None
-        if number != 3:  # which is not scaled, as behind GradScaler(enabled=False)
-            optimizer.grad_scale = torch.full((), 8.0 + number, device=run.device)
-            optimizer.found_inf = torch.full((), float(number == 2), device=run.device)
-        optimizer.step()
-        if number != 3:
-            del optimizer.grad_scale, optimizer.found_inf
-        torch.full((), 3.0, device=run.device)  # whatever takes their memory
-        if clip and number != 2:
-            norms.append(optimizer.grad_norm)
-    counts = [optimizer.state[p]["step"].detach().cpu() for p in params]
-    return [*ends_of(params, optimizer), *counts, *(norm.cpu() for norm in norms)]
-
-
-@pytest.mark.parametrize("clip", [False, True], ids=["scaled", "scaled and clipped"])
-@played(every_order)
-def test_scaled_pages_visit(run: Run, clip: bool) -> Ends:
-    return scaled(run, clip=clip, device_budget=0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"device_budget": "24KiB"}, {"device_budget": 0, "host_access": "in_place"}, {"transport": "struct"},
-     {"state_format": "int8", "device_budget": 0}, {"amsgrad": True, "device_budget": "24KiB"}],
-    ids=str,
-)  # fmt: skip
-@played(some_orders)
-def test_scaled_placements(run: Run, options: dict[str, Any]) -> Ends:
-    return scaled(run, clip=True, **options)
-
-
 def give_scaling(run: Run, optimizer: Any, number: int) -> None:
     optimizer.grad_scale = torch.full((), 8.0 + number, device=run.device)
     optimizer.found_inf = torch.full((), float(number == 2), device=run.device)
@@ -120,9 +51,10 @@ def step(run: Run, optimizer: Any, number: int, scaled: bool) -> None:
 SCALED = pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipped and scaled"])
 
 
+@both_ways
 @pytest.mark.parametrize("capturable", [False, True], ids=["", "capturable"])
 @SCALED
-@played(every_order)
+@played(some_orders)
 def test_the_forward_hides_such_a_step(run: Run, scaled: bool, capturable: bool) -> Ends:
     own = {"capturable": True} if capturable and run.card is not None else {}
     model, optimizer = run.net(fused=scaled or None, max_grad_norm=0.01, **own)
@@ -230,23 +162,6 @@ def test_the_first_step_is_captured(run: Run, clipped: bool, scaled: bool) -> En
             optimizer.step()
         graph.replay()
     return [*ends_of(params, optimizer), *([optimizer.grad_norm.cpu()] if clipped else [])]
-
-
-@SCALED
-@played(some_orders)
-def test_a_second_main_stream(run: Run, scaled: bool) -> Ends:
-    """Steps go to one and the other, each behind the one before."""
-    params, streams = run.params(SIZES), [None, run.stream()]
-    optimizer = run.adamw(params, fused=scaled or None, max_grad_norm=1.0, device_budget="16KiB")
-    for number in range(6):
-        now, before = streams[number % 2], streams[(number + 1) % 2]
-        run.wait(now, before)
-        with run.on(now):
-            run.gradients(params)
-            optimizer.max_grad_norm = 1.0 + number
-            step(run, optimizer, number, scaled)
-    run.wait(None, streams[1])
-    return ends_of(params, optimizer)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from played_card import Card
-from played_driver import Result
-from played_runs import Ends, Order, Run, ends_of, play, played, some_orders
 from test_played_captures import captured
 from torch import nn
 
 from pagedopt.common.patience import Patience
 from pagedopt.system.driver import CudaError, Event
+from tests.card.card import Card
+from tests.card.driver import Result
+from tests.card.runs import Ends, Order, Run, ends_of, play, played, some_orders
 
 SIZES = (3000, 17, 1500, 4097)
 MANY = (1024,) * 32

@@ -14,7 +14,6 @@ import pytest
 import torch
 from injector import Outcome, interrupt_at
 from often import MARKS
-from played_runs import Ends, Run, ends_of, play, played
 from shots import EVERY, NEVER
 from staged import both_ways, call_by_call
 from stand_ins import raising
@@ -26,6 +25,7 @@ from pagedopt.optim.overlap.overlap import Overlap
 from pagedopt.optim.pages import StagedGraph
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
+from tests.card.runs import Ends, Run, ends_of, play, played
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 120),
@@ -118,8 +118,9 @@ def play_rounds(monkeypatch: pytest.MonkeyPatch, places: Places, hit: Round, beh
             training.restore()
             hit(training, at)
             behind(training, at)
-            assert not run.card.faults, f"{at}: {run.card.faults}"
             ends += training.ends()
+            run.card.order.wait()
+            assert not run.card.faults, f"{at}: {run.card.faults}"
             rounds += 1
         as_graph = os.environ.get("PAGEDOPT_STAGED") != "calls"
         assert ("cuGraphLaunch" in run.card.driver.calls) == as_graph

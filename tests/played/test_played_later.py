@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from played_driver import Result
-from played_runs import WIDTH, Ends, Run, ends_of, every_order, play, played, some_orders
 from staged import both_ways
 from torch import nn
 
 from pagedopt.placements.movers import Ring, StagedMover
+from tests.card.driver import Result
+from tests.card.runs import WIDTH, Ends, Run, ends_of, play, played, some_orders
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
 Act = Callable[[Run, nn.Module, Any], None]
@@ -396,7 +396,7 @@ def trained(run: Run, between: Act = nothing, count: int = 4) -> Ends:
 
 
 @both_ways
-@played(every_order)
+@played(some_orders)
 def test_the_forward_hides_a_step(run: Run) -> Ends:
     return trained(run)
 

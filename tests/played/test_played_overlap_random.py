@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from often import long_but
-from played_runs import Ends, Run, ends_of, play
 from torch import nn
+
+from tests.card.runs import Ends, Run, ends_of, play
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:this step was not queued"),

@@ -12,10 +12,6 @@ import numpy as np
 import pytest
 import torch
 from cuda.bindings import driver as real
-from played_card import Card
-from played_driver import GRANULE, Result
-from played_order import Touched
-from played_runs import Ends, Run, played, some_orders
 
 from pagedopt import DeviceTable
 from pagedopt.foreach_ops import foreach_norm
@@ -23,6 +19,10 @@ from pagedopt.system import driver, internals, virtual
 from pagedopt.system.driver import CudaError, Location
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE
+from tests.card.card import Card
+from tests.card.driver import GRANULE, Result
+from tests.card.order import Touched
+from tests.card.runs import Ends, Run, played, some_orders
 
 
 def scale(run: Run, rows: int, count: int) -> None:

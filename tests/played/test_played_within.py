@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from played_runs import Ends, Order, Run, ends_of, every_order, play, some_orders
-from played_torch import _Functions
 from torch import nn
 
 from pagedopt.optim.overlap import side_stream
 from pagedopt.optim.overlap.within import Within
+from tests.card.runs import Ends, Order, Run, ends_of, play, some_orders
+from tests.card.tensors import _Functions
 
 WIDTH = 40
 Act = Callable[[Run, nn.Module, Any, int], object]
@@ -87,7 +87,7 @@ STATES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("held", [0, 1 << 30])
 @pytest.mark.parametrize("options", STATES, ids=str)
-@every_order
+@some_orders
 def test_a_backward_takes_the_step(monkeypatch: pytest.MonkeyPatch, order: Order, options: Any, held: int) -> None:
     monkeypatch.setattr(side_stream, "HELD", held)
     play_here(monkeypatch, order, **options)

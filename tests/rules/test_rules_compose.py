@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import nvrtc_support
 import pytest
 import torch
-from host_build import Play, build, functors, launch
 from kernel_names import instance
 from often import long_but
 from support import BF16, F16, F32, F64
@@ -22,6 +21,7 @@ from pagedopt.formats import FORMATS
 from pagedopt.formats.int8 import FIRST
 from pagedopt.kernels import nvrtc, source
 from pagedopt.rules import RULES, fma
+from tests.card.kernels import Play, build, functors, launch
 from tests.outside.element_format import Fixed16
 
 CODES = FIRST["nearest"]

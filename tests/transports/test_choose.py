@@ -7,11 +7,11 @@ import warnings
 from typing import Any
 
 import pytest
-from played_tables import REFUSED, Tables, filled
 
 from pagedopt.system.driver import Capabilities
 from pagedopt.transports.choose import TRANSPORTS, choose, create, shared
 from pagedopt.transports.ring import RING_SIZE, MemcpyTransport
+from tests.card.tables import REFUSED, Tables, filled
 
 
 @pytest.mark.parametrize("has", list(itertools.product([False, True], repeat=3)), ids=str)

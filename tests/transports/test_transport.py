@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from played_tables import Tables, change, decode, filled, run
 from stand_ins import raising
 
 from pagedopt.system import driver
@@ -19,6 +18,7 @@ from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, Struct
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE, ManagedTransport, MemcpyTransport
 from pagedopt.transports.transport import TABLE_AT
+from tests.card.tables import Tables, change, decode, filled, run
 
 RINGS = ("managed", "mapped", "memcpy")
 in_memory = pytest.mark.parametrize("name", RINGS)
@@ -123,7 +123,7 @@ def test_a_captured_graph_keeps_its_table_for_life(cuda: Tables, name: str) -> N
     for number, table in enumerate((*tables, tables[0])):
         cuda.run(way, table, 7)
         way.prepare(table)
-        graphs.append(cuda.capture(way, table))
+        graphs.append(cuda.capture(cuda.run, way, table, 7))
         change(table, 20 + number, "both")
     for step in range(3 * RING_SIZE):
         for table in tables:
@@ -141,7 +141,7 @@ def test_a_capture_that_was_not_prepared_is_refused(cuda: Tables, name: str) -> 
     way.prepare(filled([5]))
     cuda.run(way, table, 7)
     with pytest.raises(RuntimeError, match="call prepare"):
-        cuda.capture(way, table)
+        cuda.capture(cuda.run, way, table, 7)
 
 
 ACTS = st.sampled_from(["run", "scalars", "rows", "both", "drain", "drain some"])
@@ -234,7 +234,7 @@ def test_a_hybrid_prepares_for_the_way_it_will_take(cuda: Tables) -> None:
     way, small, large = HybridTransport(0), filled([5]), filled([5] * 400, seed=2)
     for table in (small, large):
         way.prepare(table)
-    cuda.replay(cuda.capture(way, large))
+    cuda.replay(cuda.capture(cuda.run, way, large, 7))
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

@@ -11,19 +11,17 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
-from played_driver import Driver
-from played_memory import NOTHING, Memory
-from played_order import Event, Graph, Order, Range, Touched
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from pagedopt.system import internals
+from tests.card.driver import Driver
+from tests.card.order import NOTHING, Event, Graph, Memory, Order, Range, Touched
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -86,8 +84,7 @@ class Torch:
         self.order, self.memory, self.driver = order, memory, driver
         self._current = Current()
         self.users: dict[int, set[int]] = {}  # streams that memory was recorded for, by where it begins
-        self.on_host = False  # whether results go to the host, whatever the operands
-        self._closed = False
+        self.on_host = self.closed = False  # no more memory is given back then
 
     @property
     def current(self) -> int:
@@ -98,7 +95,8 @@ class Torch:
         monkeypatch.setattr(Stream, "order", self.order, raising=False)
         monkeypatch.setattr(PlayedGraph, "driver", self.driver, raising=False)
         played = {
-            "Stream": Stream, "CUDAGraph": PlayedGraph, "graph": self.capture, "stream": self.on_stream,
+            "Stream": Stream, "CUDAGraph": PlayedGraph, "graph": self.capture,
+            "stream": lambda stream: self.on_handle(stream.cuda_stream),
             "current_stream": lambda device=None: Stream(handle=self.current), "current_device": lambda: 0,
             "device": lambda device: contextlib.nullcontext(), "synchronize": self.synchronize,
             "is_available": lambda: True, "is_initialized": lambda: True, "device_count": lambda: 1,
@@ -108,7 +106,12 @@ class Torch:
         }  # fmt: skip
         for name, instead in played.items():
             monkeypatch.setattr(torch.cuda, name, instead)
-        monkeypatch.setattr(torch.Tensor, "record_stream", self.record_stream_of())
+
+        def record_stream(tensor: torch.Tensor, stream: Stream) -> None:  # torch's own takes only streams of its own
+            if (users := self.users.get(tensor.untyped_storage().data_ptr())) is not None:
+                users.add(stream.cuda_stream)  # of memory that is not of torch's allocator it knows nothing
+
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
         monkeypatch.setattr(internals, "current_device", lambda: 0)
         monkeypatch.setattr(internals, "current_stream", lambda index: self.current)
 
@@ -116,26 +119,10 @@ class Torch:
         if error := self.driver.cuCtxSynchronize():
             raise RuntimeError(f"CUDA error: {error.name}")
 
-    def record_stream_of(self) -> Callable[[torch.Tensor, Stream], None]:
-        """What takes the place of the method: torch's own takes only streams of its own."""
-
-        def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
-            if (users := self.users.get(tensor.untyped_storage().data_ptr())) is not None:
-                users.add(stream.cuda_stream)  # of memory that is not of torch's allocator it knows nothing
-
-        return record_stream
-
-    def close(self) -> None:
-        """Give no more memory back."""
-        self._closed = True
-
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
         with _Functions(self), _Operations(self):
             yield
-
-    def on_stream(self, stream: Stream) -> AbstractContextManager[None]:
-        return self.on_handle(stream.cuda_stream)
 
     @contextlib.contextmanager
     def on_handle(self, handle: int) -> Iterator[None]:
@@ -148,7 +135,7 @@ class Torch:
     @contextlib.contextmanager
     def capture(self, graph: PlayedGraph) -> Iterator[None]:
         self.order.wait()
-        with self.on_stream(Stream()):
+        with self.on_handle(self.order.stream()):
             captured = self.order.capture(self.current)
             try:
                 yield
@@ -177,11 +164,10 @@ class Torch:
         self.order.allocate(stream, (address, address + max(1, nbytes)))
         users = self.users[address] = set()
         weakref.finalize(raw, self._free, address, stream, users).atexit = False
-        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
-        return torch.empty(0, dtype=value.dtype).set_(storage, 0, value.size(), value.stride())
+        return _over(raw, value)
 
     def _free(self, address: int, stream: int, users: set[int]) -> None:
-        if self._closed:
+        if self.closed:
             return
         del self.users[address]
 
@@ -195,9 +181,7 @@ class Torch:
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory, kept alive by nobody."""
         first, end = span(tensor)
-        raw = self.memory.at(first, max(1, end - first))
-        storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
-        return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.size(), tensor.stride())
+        return _over(self.memory.at(first, max(1, end - first)), tensor)
 
     def upload(self, value: torch.Tensor) -> torch.Tensor:
         """Copy a tensor of the host to the card; it is pageable, and so read now."""
@@ -207,9 +191,15 @@ class Torch:
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor to the host, which waits."""
+        with self.for_host():
+            return tensor.clone()
+
+    @contextlib.contextmanager
+    def for_host(self) -> Iterator[None]:
+        """A block whose results go to the host, whatever the operands."""
         self.on_host = True
         try:
-            return tensor.clone()
+            yield
         finally:
             self.on_host = False
 
@@ -285,6 +275,12 @@ def _replaced(tree: Any, by_id: dict[int, torch.Tensor]) -> Any:
     return tree_map(lambda x: by_id.get(id(x), x), tree)
 
 
+def _over(raw: Any, like: torch.Tensor) -> torch.Tensor:
+    """Memory as a tensor with the dtype, sizes and strides of another."""
+    storage = torch.frombuffer(raw, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=like.dtype).set_(storage, 0, like.size(), like.stride())
+
+
 def span(tensor: torch.Tensor) -> Range:
     """The bytes from a tensor's first element to the end of its last."""
     with torch._C.DisableTorchFunction():
@@ -339,11 +335,8 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         kwargs = {**kwargs, "device": "cpu"}
         if torch.device(device).type != "cuda":
-            self.card.on_host = True
-            try:
+            with self.card.for_host():
                 return func(*args, **kwargs)
-            finally:
-                self.card.on_host = False
         if func is torch.as_tensor and hasattr(args[0], "__cuda_array_interface__"):
             interface = args[0].__cuda_array_interface__
             return self.card.view(interface["data"][0], interface["shape"][0], args[0])

@@ -1,36 +1,32 @@
 """A card that is played on a CPU: whole optimizers run on it as on a GPU, and end in the bits of a CPU.
 
-It takes the place of the functions of ``cuda.bindings.driver`` (``played_driver.py``), of what torch knows of CUDA
-(``played_torch.py``), and of compiled kernels: g++ compiles their own text (``host_build.py``).  What it is asked for
-it does as late as it may (``played_order.py``).
+It takes the place of the functions of ``cuda.bindings.driver`` (``driver.py``), of what torch knows of CUDA
+(``tensors.py``), and of compiled kernels: g++ compiles their own text (``kernels.py``).  What it is asked for it does
+as late as it may (``order.py``).  ``runs.py`` plays optimizers on it, ``tables.py`` single tables.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from host_build import build_traced
-from played_driver import GRANULE, Driver
-from played_memory import REGION, Memory, merged
-from played_order import Order, Range, Touched
-from played_torch import Torch
+import torch
 
 from pagedopt.kernels import cuda as kernels
 from pagedopt.optim.overlap import everyone, overlap
 from pagedopt.placements import movers
 from pagedopt.placements.mapped import MappedArena
 from pagedopt.system import driver, graphs, virtual, warn
-from pagedopt.tables.layout import BLOCK
 from pagedopt.transports import choose
-from pagedopt.transports.transport import TABLE_AT
+from tests.card.driver import GRANULE, Driver
+from tests.card.kernels import Kernel
+from tests.card.order import Memory, Order, Range, Touched
+from tests.card.tensors import Torch
 
 #: What is cached of a device, and must not be another one's.
 _CACHED = (
@@ -58,7 +54,7 @@ class Card:
 
     Args:
         monkeypatch: undoes what is installed.
-        first, early: see :class:`~played_order.Order`.
+        first, early: see :class:`~tests.card.order.Order`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, first: Sequence[int] = (), early: bool = False) -> None:
@@ -92,7 +88,7 @@ class Card:
             yield self
             gc.collect()
             self.order.wait()
-        self.torch.close()
+        self.torch.closed = True
         assert not self.faults, "\n".join(self.faults)
 
     @property
@@ -113,62 +109,6 @@ class Card:
             return reads, writes
 
         self.order.submit(stream, what, work)
-
-
-class Kernel(kernels.CudaKernel):
-    """The kernel's own text, compiled for the host."""
-
-    def __init__(
-        self,
-        card: Card,
-        text: str,
-        name: str,
-        device: int,
-        chunks_per_block: int = 1,
-        blocks: int | None = None,
-        threads: int = BLOCK,
-    ) -> None:
-        play, library = build_traced(text, name)
-        what = name.partition("<")[0]
-        nbytes = {"prologue": kernels.PROLOGUE_AT, "total": kernels.TOTAL_AT}.get(what, TABLE_AT).itemsize
-
-        def work_of(argument: npt.NDArray[Any], grid: int) -> Callable[[], Touched]:
-            def work() -> Touched:
-                base = card.memory.base
-                library.traces_between(ctypes.c_ulonglong(base), ctypes.c_ulonglong(base + REGION))
-                play(argument, grid, False)
-                reads, writes = (merged(_touched(f)) for f in (library.traces_read, library.traces_written))
-                card.memory.check(name, *reads, *writes)
-                return reads, writes
-
-            return work
-
-        def launch(grid: tuple[int], block: tuple[int], arguments: tuple[npt.NDArray[Any]], stream: Any) -> None:
-            # The argument is passed now, all else is read when its turn comes.
-            card.order.submit(stream.ptr, what, work_of(arguments[0].copy(), grid[0]))
-
-        def as_node(argument: int, grid: int) -> tuple[str, Callable[[], Touched]]:
-            passed = np.frombuffer(ctypes.string_at(argument, nbytes), np.uint8).copy()
-            return what, work_of(passed, grid)
-
-        self._handle = len(card.driver.functions) + 1
-        card.driver.functions[self._handle] = as_node
-        self._kernel = launch
-        self.chunks_per_block, self.most_blocks, self.threads = chunks_per_block, blocks, threads
-
-    @property
-    def handle(self) -> int:
-        return self._handle
-
-
-def _touched(function: Any) -> npt.NDArray[np.int64]:
-    """The (n, 2) addresses and sizes of a list of ``traces.h``."""
-    function.restype = ctypes.POINTER(ctypes.c_int64 * 3)
-    address, count, _ = function().contents
-    if not count:
-        return np.zeros((0, 2), np.int64)
-    found = np.frombuffer((ctypes.c_int64 * (2 * count)).from_address(address), np.int64).reshape(-1, 2)
-    return found.copy()
 
 
 _Buffer = driver.Buffer
@@ -197,3 +137,24 @@ class _Seen(np.ndarray):
         if self.card is not None and part.nbytes:
             begin = part.ctypes.data
             self.card.order.host("writing page-locked or managed memory", writes=[(begin, begin + part.nbytes)])
+
+
+class Pages(MappedArena):
+    """Mapped pages of a card that is memory of this system, for parameters on a CPU; updated in place."""
+
+    devices = ("cpu",)
+    granule = GRANULE
+    ways = ("in_place",)
+
+    @classmethod
+    def refusal(cls, device: torch.device) -> str:
+        return ""
+
+
+def install_pages(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Put the driver of a card, whose memory is all free, in the place of the last one: for :class:`Pages`."""
+    card = Card(monkeypatch, early=True)
+    monkeypatch.setattr(virtual, "view", lambda address, nbytes, device, owner: card.torch.view(address, nbytes, owner))
+    monkeypatch.setattr(virtual, "_properties", lambda where, device: None)  # a CPU has no number
+    monkeypatch.setattr(virtual, "_access", lambda device: None)
+    return card.driver

@@ -5,25 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from often import long_but
-from played_card import Card
-from played_driver import Result
-from played_torch import CUDA, Stream
 from torch import nn
 
 from pagedopt import PagedAdamW
+from tests.card.card import Card
+from tests.card.driver import Result
+from tests.card.tensors import CUDA, Stream
 
 Order = dict[str, Any]
-#: Runs a test in all orders of the first three streams, and with everything as early as possible.
-every_order = pytest.mark.parametrize(
-    "order", [*({"first": each} for each in itertools.permutations(range(3))), {"early": True}], ids=str
-)
 #: Runs a test with the main stream last, which waits for all others, and if there is time with others.
 some_orders = pytest.mark.parametrize(
     "order",

@@ -1,4 +1,4 @@
-"""The order of a card's events: streams as queues, and for all bytes who touched them and what that was ordered behind.
+"""The order of a card's events, and its memory: streams as queues, and for all bytes who touched them and behind what.
 
 Each operation has a *clock*: of each stream, how many of its operations have ended before it begins, whatever happens.
 Two operations that touch the same bytes, one of them writing, must be ordered by that; ``faults`` names those that are
@@ -10,8 +10,11 @@ several that may come next, that of the stream that comes first in ``first``.
 
 from __future__ import annotations
 
+import bisect
+import ctypes
+import mmap
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +27,10 @@ Touched = tuple[Iterable[Range], Iterable[Range]]
 Work = Callable[[], Touched]
 #: The host, and what gives memory back, among the streams of a clock.
 HOST, FREED = -1, -2
+REGION = 1 << 30
+_MAP_NORESERVE = 0x4000
+#: What memory is full of that nobody has written, or that was given back: as a float it is no number.
+NOTHING = 0xFF
 #: Bytes of a part of memory, whose accesses are listed together.
 _PART = 1 << 16
 
@@ -35,15 +42,14 @@ def join(clock: Clock, other: Clock) -> None:
             clock[stream] = number
 
 
-def is_behind(clock: Clock, other: Clock) -> bool:
-    """Whether a clock is behind all that streams have done in another one."""
-    return all(stream < 0 or clock.get(stream, 0) >= number for stream, number in other.items())
+def is_behind(clock: Clock, other: Clock, own: int | None = None) -> bool:
+    """Whether a clock is behind all that streams have done in another one, but for the last of ``own``."""
+    return all(stream < 0 or clock.get(stream, 0) >= number - (stream == own) for stream, number in other.items())
 
 
 class Operation(NamedTuple):
     """What a stream is to do; ``clock`` counts itself."""
 
-    stream: int
     clock: Clock
     what: str
     work: Work
@@ -84,6 +90,7 @@ class Graph:
     begun: Event | None = None
     nodes: list[Event] = field(default_factory=list)
     last: Event | None = None  # behind its last launch
+    lanes: dict[int, int] = field(default_factory=dict)  # its streams in each launch
 
 
 class Order:
@@ -119,7 +126,7 @@ class Order:
             return
         clock = self.behind(stream)
         clock[stream] = clock.get(stream, 0) + 1
-        self.queues[stream].append(Operation(stream, dict(clock), what, work))
+        self.queues[stream].append(Operation(dict(clock), what, work))
         if self.early:
             self.run()
 
@@ -146,10 +153,14 @@ class Order:
             join(self.behind(stream), event.clock)
 
     def wait(self, clock: Clock | None = None) -> None:
-        """Let the host wait; None: for everything."""
-        clock = self._all() if clock is None else clock
-        self.run(clock)
-        join(self.clocks[HOST], clock)
+        """Let the host wait; None: for everything, and what was done so far then is behind nobody any more."""
+        goal = self._all() if clock is None else clock
+        self.run(goal)
+        join(self.clocks[HOST], goal)
+        if clock is None and not any(self.queues.values()):
+            self._seen.clear()  # what was freed is not allocated: ``Memory.check`` finds who touches it
+            for stream, known in self.clocks.items():
+                self.clocks[stream] = {stream: known[stream]} if stream in known else {}
 
     def host(self, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
         """Note what the host does itself."""
@@ -200,13 +211,14 @@ class Order:
         """Launch a graph that was built: behind its own launches so far, and before what the stream is given next."""
         if graph.last is not None:
             self.hold(stream, graph.last)
-        self.replay(graph, stream)
+        self.replay(graph, stream, graph.lanes)
         graph.last = Event()
         self.record(graph.last, stream)
 
-    def replay(self, graph: Graph, stream: int) -> None:
-        """Give a stream what was captured."""
-        streams, events = {graph.origin: stream}, dict[int, Event]()
+    def replay(self, graph: Graph, stream: int, lanes: dict[int, int] | None = None) -> None:
+        """Give a stream what was captured, and other streams (``lanes``; None: new ones) what theirs were given."""
+        streams, events = {} if lanes is None else lanes, dict[int, Event]()
+        streams[graph.origin] = stream
         for captured, what, asked in graph.calls:
             if captured not in streams:
                 streams[captured] = self.stream()
@@ -229,7 +241,7 @@ class Order:
         goal = self._all() if clock is None else clock
         while late := [s for s, number in goal.items() if s >= 0 and self.done[s] < number]:
             late.sort(key=lambda s: (self.first.get(s, len(self.first)), s))
-            ready = next(s for s in late if self._is_ready(self.queues[s][0]))
+            ready = next(s for s in late if is_behind(self.done, self.queues[s][0].clock, s))
             operation = self.queues[ready][0]
             self._runs = True
             try:
@@ -243,10 +255,6 @@ class Order:
 
     def _all(self) -> Clock:
         return {stream: clock[stream] for stream, clock in self.clocks.items() if stream >= 0 and stream in clock}
-
-    def _is_ready(self, operation: Operation) -> bool:
-        clock, own = operation.clock, operation.stream
-        return all(s < 0 or self.done[s] >= number - (s == own) for s, number in clock.items())
 
     def _end_freed(self) -> None:
         for _ in range(len(self._freed)):
@@ -263,9 +271,10 @@ class Order:
         number = clock[stream]
         for writing, ranges in ((False, reads), (True, writes)):
             for whole in ranges:
-                for first, end in _parts(*whole):
+                for part in range(whole[0] // _PART, -(-whole[1] // _PART)):
+                    first, end = max(whole[0], part * _PART), min(whole[1], (part + 1) * _PART)
                     kept = [Access(first, end, writing, stream, number, what)]
-                    for other in self._seen[first // _PART]:
+                    for other in self._seen[part]:
                         if other.first < end and first < other.end:
                             ordered = clock.get(other.stream, 0) >= other.number
                             if not ordered and (writing or other.writes):
@@ -274,7 +283,7 @@ class Order:
                             if stands_for_it and first <= other.first and other.end <= end:
                                 continue
                         kept.append(other)
-                    self._seen[first // _PART] = kept
+                    self._seen[part] = kept
 
     def _complain(self, other: Access, this: Access) -> None:
         text = f"{this} what {other}, and nothing orders the two"
@@ -282,9 +291,62 @@ class Order:
             self.faults.append(text)
 
 
-def _parts(first: int, end: int) -> Iterator[Range]:
-    """Cut a range at multiples of :data:`_PART`."""
-    while first < end:
-        until = min(end, (first // _PART + 1) * _PART)
-        yield first, until
-        first = until
+class Memory:
+    """The region: what of it is in use, and its bytes."""
+
+    def __init__(self) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        self.region = mmap.mmap(-1, REGION, flags)  # it stays while tensors view it
+        self.base = ctypes.addressof(ctypes.c_ubyte.from_buffer(self.region))
+        self._next, self._used, self._sizes = self.base, list[int](), dict[int, int]()
+        self.faults: list[str] = []
+
+    def knows(self, address: int) -> bool:
+        """Whether an address is the card's."""
+        return self.base <= address < self.base + REGION
+
+    def reserve(self, nbytes: int, align: int = 512) -> int:
+        """Return an address that was never used."""
+        address = -(-self._next // align) * align
+        self._next = address + nbytes
+        assert self._next <= self.base + REGION, "the played card is full"
+        return address
+
+    def use(self, address: int, nbytes: int, fill: int | None = NOTHING) -> int:
+        """Let memory be used, full of one byte."""
+        bisect.insort(self._used, address)
+        self._sizes[address] = nbytes
+        if fill is not None:
+            ctypes.memset(address, fill, nbytes)
+        return address
+
+    def take(self, nbytes: int) -> int:
+        """Return the address of new memory."""
+        return self.use(self.reserve(max(1, nbytes)), nbytes)
+
+    def drop(self, address: int) -> Range:
+        """Let memory be used no more; return what it was."""
+        self._used.remove(address)
+        return address, address + self._sizes.pop(address)
+
+    def size(self, address: int) -> int:
+        """Return the bytes of memory in use that begins at an address."""
+        return self._sizes[address]
+
+    def check(self, what: str, *ranges: Range) -> None:
+        """Note who touches memory that nobody has allocated, or that was freed."""
+        for first, end in ranges:
+            at = first
+            while at < end and (i := bisect.bisect(self._used, at)):
+                until = self._used[i - 1] + self._sizes[self._used[i - 1]]
+                if until <= at:
+                    break
+                at = until
+            if at < end:
+                self.faults.append(f"{what} touches {end - at:,} bytes that are not allocated")
+
+    def at(self, address: int, nbytes: int) -> Any:
+        """Return bytes; they keep the region, and nothing in it."""
+        raw: Any = (ctypes.c_ubyte * nbytes).from_address(address)
+        raw.region = self.region
+        return raw

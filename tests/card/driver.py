@@ -13,16 +13,15 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from cuda.bindings import driver as real
-from played_memory import Memory
-from played_order import Event, Graph, Order, Touched
 
 from pagedopt.kernels import cuda
 from pagedopt.system import driver, libc
+from tests.card.order import Event, Graph, Memory, Order, Touched
 
 GRANULE = 4096
 Result = real.CUresult
@@ -127,22 +126,26 @@ class Driver:
         before, self._mode = self._mode, mode
         return before
 
-    def cuDeviceGet(self, device: int) -> int:
-        return device
+    def cuDeviceGet(self, given: int, *_: Any) -> int:
+        return given
+
+    cuMemHostGetDevicePointer = cuDeviceGet
+
+    def cuMemAdvise(self, *_: Any) -> None:
+        pass
+
+    cuMemAdvise_v2 = cuMemAdvise
+    cuStreamDestroy = cuMemAdvise  # what it was given is carried out all the same
 
     def cuDeviceGetAttribute(self, attribute: Any, device: int) -> int:
         return int(not any(name in getattr(attribute, "name", "") for name in self.lacks))
 
     # --- memory
 
-    def cuMemAlloc(self, nbytes: int) -> int:
+    def cuMemAlloc(self, nbytes: int, *_: Any) -> int:
         return self.memory.take(nbytes)
 
-    def cuMemHostAlloc(self, nbytes: int, flags: int) -> int:
-        return self.memory.take(nbytes)
-
-    def cuMemHostGetDevicePointer(self, address: int, flags: int) -> int:
-        return address
+    cuMemHostAlloc = cuMemAlloc
 
     def cuMemAllocManaged(self, nbytes: int, flags: int) -> int:
         return self.memory.use(self.memory.reserve(nbytes, mmap.PAGESIZE), nbytes)
@@ -153,38 +156,17 @@ class Driver:
 
     cuMemFreeHost = cuMemFree
 
-    def cuMemAdvise(self, *_: Any) -> None:
-        pass
-
-    cuMemAdvise_v2 = cuMemAdvise
-
     def cuMemPrefetchAsync(self, address: int, nbytes: int, location: Any, flags: int, stream: int) -> None:
         self.order.submit(int(stream), "prefetching", lambda: ((), ()))
 
     cuMemPrefetchAsync_v2 = cuMemPrefetchAsync
 
-    def cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        if self.memory.knows(source):
-            self.cuMemcpyAsync(target, source, nbytes, stream)
-            return
-        now = bytes(self.memory.at(source, nbytes))  # pageable memory is read at the call
-
-        def work() -> Touched:
-            self.memory.check("a copy to the card", (target, target + nbytes))
-            ctypes.memmove(target, now, nbytes)
-            return (), [(target, target + nbytes)]
-
-        self.order.submit(int(stream), "a copy to the card", work)
-
     def cuMemcpyAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        read, written = (source, source + nbytes), (target, target + nbytes)
+        self.order.submit(int(stream), "a copy", self._copy([(target, source)], nbytes))
 
-        def work() -> Touched:
-            self.memory.check("a copy", read, written)
-            ctypes.memmove(target, source, nbytes)
-            return [read], [written]
-
-        self.order.submit(int(stream), "a copy", work)
+    def cuMemcpyHtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        now = source if self.memory.knows(source) else ctypes.string_at(source, nbytes)  # pageable: read at the call
+        self.order.submit(int(stream), "a copy", self._copy([(target, now)], nbytes))
 
     def cuMemcpy3DAsync(self, copy: Any, stream: int) -> None:
         self.order.submit(int(stream), "a copy of several ranges", self._slices(copy))
@@ -194,20 +176,20 @@ class Driver:
         unified, most = real.CUmemorytype.CU_MEMORYTYPE_UNIFIED, 1 << 31
         assert copy.srcMemoryType == copy.dstMemoryType == unified
         assert copy.Height == 1
-        assert copy.WidthInBytes <= copy.srcPitch < most
-        assert copy.WidthInBytes <= copy.dstPitch < most
-        nbytes = copy.WidthInBytes
-        pairs = [
-            (int(copy.dstDevice) + i * copy.dstPitch * copy.dstHeight,
-             int(copy.srcDevice) + i * copy.srcPitch * copy.srcHeight)
-            for i in range(copy.Depth)
-        ]  # fmt: skip
-        reads, writes = ([(pair[i], pair[i] + nbytes) for pair in pairs] for i in (1, 0))
+        assert copy.WidthInBytes <= min(copy.srcPitch, copy.dstPitch) <= max(copy.srcPitch, copy.dstPitch) < most
+        to, of = copy.dstPitch * copy.dstHeight, copy.srcPitch * copy.srcHeight
+        pairs = [(int(copy.dstDevice) + i * to, int(copy.srcDevice) + i * of) for i in range(copy.Depth)]
+        return self._copy(pairs, copy.WidthInBytes)
+
+    def _copy(self, pairs: Sequence[tuple[int, int | bytes]], nbytes: int) -> Callable[[], Touched]:
+        """Return the work of copies: of each an address, and an address or the bytes that go there."""
+        writes = [(to, to + nbytes) for to, _ in pairs]
+        reads = [(of, of + nbytes) for _, of in pairs if isinstance(of, int)]
 
         def work() -> Touched:
             self.memory.check("a copy", *reads, *writes)
-            for target, source in pairs:
-                ctypes.memmove(target, source, nbytes)
+            for to, of in pairs:
+                ctypes.memmove(to, of, nbytes)
             return reads, writes
 
         return work
@@ -261,9 +243,6 @@ class Driver:
 
     def cuStreamCreate(self, flags: int) -> int:
         return self.order.stream()
-
-    def cuStreamDestroy(self, stream: int) -> None:
-        pass  # what it was given is carried out all the same
 
     def cuStreamSynchronize(self, stream: int) -> None:
         self.order.wait(dict(self.order.behind(int(stream))))

@@ -8,7 +8,8 @@ import itertools
 import pytest
 import torch
 from gpu_support import launching
-from rules_under_test import PARTS, copied, same_values, special_inputs
+from int8_support import same
+from rules_under_test import PARTS, same_values, special_inputs
 from support import (
     BAND,
     BF16,
@@ -26,8 +27,10 @@ from support import (
 )
 
 from experiments.works.trace import counted
-from pagedopt import Sweep, multi_tensor_apply
+from pagedopt import PagedAdamW, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_norm
+from pagedopt.formats.int8 import CUDA_TEXT
+from pagedopt.kernels import source
 from pagedopt.rules import RULES, Rule
 from pagedopt.transports.by_value import StructTransport
 from pagedopt.transports.choose import TRANSPORTS
@@ -41,7 +44,7 @@ MIXES = {str(dtype)[6:]: (dtype,) * 4 for dtype in DTYPES} | {
 }
 
 
-def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTransport, gap: int = 0) -> Lists:
+def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTransport, gap: int) -> Lists:
     before = lists_for(rule, SIZES, dtypes)
     after, scalars = on("cuda", before, gap), scalars_for(rule)
     multi_tensor_apply(rule, after, scalars, transport=transport)
@@ -55,18 +58,13 @@ def check(rule: Rule, dtypes: tuple[torch.dtype, ...], transport: str | StructTr
 
 
 @pytest.mark.parametrize("dtypes", MIXES.values(), ids=MIXES.keys())
-def test_transports_agree_with_the_reference_and_to_the_bit(dtypes: tuple[torch.dtype, ...]) -> None:
-    results = [check(ADAMW, dtypes, transport) for transport in sorted(TRANSPORTS)]
+def test_transports_and_views_agree_with_the_reference_and_to_the_bit(dtypes: tuple[torch.dtype, ...]) -> None:
+    """However a table comes, and at whichever element a view begins."""
+    ways: list[tuple[str | StructTransport, int]] = [(name, 0) for name in sorted(TRANSPORTS)]
     if torch.cuda.get_device_capability() >= (7, 0) and int((torch.version.cuda or "0").split(".")[0]) >= 13:
-        results.append(check(ADAMW, dtypes, StructTransport(torch.cuda.current_device(), 32764)))
-    for other in results[1:]:
-        assert same_bits(results[0], other)
-
-
-@pytest.mark.parametrize("gap", [1, 2, 3, 5])
-@pytest.mark.parametrize("dtypes", list(MIXES.values())[:5], ids=list(MIXES)[:5])
-def test_views_aligned_to_an_element_only(dtypes: tuple[torch.dtype, ...], gap: int) -> None:
-    assert same_bits(check(ADAMW, dtypes, "managed"), check(ADAMW, dtypes, "managed", gap))
+        ways.append((StructTransport(torch.cuda.current_device(), 32764), 0))
+    first, *others = (check(ADAMW, dtypes, *way) for way in (*ways, *(("managed", gap) for gap in (1, 2, 3, 5))))
+    assert all(same_bits(first, other) for other in others)
 
 
 def test_a_few_lists_misaligned_among_aligned_ones() -> None:
@@ -75,22 +73,6 @@ def test_a_few_lists_misaligned_among_aligned_ones() -> None:
     for lists in (aligned, mixed):
         multi_tensor_apply(ADAMW, lists, scalars_for(ADAMW))
     assert same_bits(aligned, mixed)
-
-
-@pytest.mark.parametrize("transport", ["managed", "struct"])
-@pytest.mark.parametrize("sizes", [(5, 0, 1024, 77) * 100, (40_000, 3, 0, 4097)], ids=["warps", "blocks"])
-def test_sets_of_scalars_and_absent_tensors(sizes: tuple[int, ...], transport: str) -> None:
-    before = lists_for(ADAMW, sizes, MIXES["float32"])
-    before[1][3] = None
-    after = on("cuda", before)
-    sets = [i % 3 for i in range(len(sizes))]
-    scalars = [scalars_for(ADAMW, step) for step in (3, 1, 8)]
-    sweep = Sweep(ADAMW, after, sets=3, transport=transport)
-    sweep.table.host.set_sets(sets)
-    sweep.run([ADAMW.uniforms(s) for s in scalars])
-    assert_updated(ADAMW, before, after, *scalars, sets=sets)
-    for j in (0, 2, 3):
-        assert torch.equal(after[j][3].cpu(), before[j][3])
 
 
 @pytest.mark.parametrize("name", ["extremes", "choices", "powers", "functions"])
@@ -102,18 +84,6 @@ def test_the_language_of_rules(name: str, dtype: torch.dtype) -> None:
     multi_tensor_apply(rule, lists)
     for j, want in zip(rule.writes, in_torch(*inputs), strict=True):
         assert same_values(lists[j][0].cpu(), want, roundings), f"{rule.inputs[j]}: {lists[j][0]} is not {want}"
-
-
-@pytest.mark.parametrize("target", [F16, BF16], ids=str)
-def test_conversions_are_those_of_torch(target: torch.dtype) -> None:
-    bits = torch.arange(-(1 << 31), 1 << 31, 1021, dtype=torch.int64).to(torch.int32)
-    values = bits.view(F32).cuda()
-    narrow = torch.zeros(len(values), dtype=target, device="cuda")
-    multi_tensor_apply(copied, [[values], [narrow]])
-    assert same_values(narrow.float().cpu(), values.cpu().to(target).float())
-    wide = torch.zeros(len(values), device="cuda")
-    multi_tensor_apply(copied, [[narrow], [wide]])
-    assert same_values(wide.cpu(), narrow.cpu().float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -213,3 +183,75 @@ def test_tensors_on_a_device_that_is_not_current(transport: str) -> None:
     multi_tensor_apply(ADAMW, after, scalars_for(ADAMW), transport=transport)
     assert torch.cuda.current_device() == 0
     assert_updated(ADAMW, before, after, scalars_for(ADAMW))
+
+
+# ---- state in 8 bits: what reads it on a GPU, and the roots that its kernels take ----
+
+
+def test_a_view_that_begins_anywhere_leaves_the_same_bits() -> None:
+    """Parameters and gradients one element off: no access of 16 bytes is aligned."""
+    found = []
+    for off in (0, 1):
+        store = torch.zeros(2, 100_000 + off, device="cuda")
+        value, grad = (half[off:].copy_(torch.linspace(-1, 1, 100_000, device="cuda")) for half in store)
+        p = torch.nn.Parameter(value)
+        p.grad = grad
+        optimizer = PagedAdamW([p], lr=1e-2, state_format="int8")
+        for _ in range(3):
+            optimizer.step()
+        found.append([t.detach().cpu() for t in (p, *optimizer.state[p].values())])
+    assert same(*found)
+
+
+def test_a_decay_on_the_device_is_asked_when_state_is_made() -> None:
+    p = torch.nn.Parameter(torch.ones(5000, device="cuda"))
+    p.grad = torch.ones_like(p)
+    slow, fast = ((torch.tensor(beta, device="cuda"), torch.tensor(0.999, device="cuda")) for beta in (0.995, 0.9))
+    optimizer = PagedAdamW([p], betas=slow, capturable=True, state_format="int8")
+    with pytest.raises(ValueError, match=r"its decay beta1 is 0\.995"):
+        optimizer.step()
+    assert not optimizer.state
+    optimizer.param_groups[0]["betas"] = fast
+    for _ in range(2):
+        optimizer.step()
+    assert int(optimizer.state[p]["step"]) == 2
+
+
+def test_decoded_state_lies_on_the_host() -> None:
+    p = torch.nn.Parameter(torch.zeros(8_000_000, device="cuda"))
+    p.grad = torch.ones_like(p)
+    optimizer = PagedAdamW([p], state_format="int8", device_budget=0)
+    optimizer.step()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    state = optimizer.decoded_state_dict()["state"][0]
+    assert state["exp_avg_sq"].device.type == "cpu"
+    assert torch.cuda.max_memory_allocated() - before < 160 << 20, "a stretch of 4 M elements at a time"
+    assert torch.allclose(state["exp_avg"], torch.full((), 0.1))
+
+
+IN_8_BITS = f"namespace int8 {{{CUDA_TEXT.split('namespace int8 {')[1].split('constexpr int BLOCK_NUMEL')[0]}}}"
+#: What is right of which text, for every float between two exponents: all that its kernels take a root of.
+#: ``rsqrt`` is an estimate, and another GPU's may differ.  The others are within a fifth of a code: half of one would
+#: be too far for the comparison that follows.
+ROOTS: dict[str, tuple[str, str, int, int]] = {
+    "fast": (source._file("device.cuh"), "__float_as_uint(fast_root(x)) == __float_as_uint(sqrtf(x))", -60, 60),
+    "cube": (IN_8_BITS, "fabs(int8::about_cube_root(x) - cbrt((double)x)) < 0.2", -127, 21),
+    "fourth": (IN_8_BITS, "fabs(int8::about_fourth_root(x) - sqrt(sqrt((double)x))) < 0.2", 0, 32),
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_a_root_is_right_for_every_float_that_it_meets(name: str) -> None:
+    cupy = pytest.importorskip("cupy")
+    text, right, first, last = ROOTS[name]
+    text += (
+        '\nextern "C" __global__ void check(unsigned first, unsigned long long* wrong) {\n'
+        "    const float x = __uint_as_float(first + blockIdx.x * blockDim.x + threadIdx.x);\n"
+        f"    if (!({right})) atomicAdd(wrong, 1ull);\n"
+        "}\n"
+    )
+    check, wrong = cupy.RawKernel(text, "check", options=("-fmad=false",)), cupy.zeros(1, cupy.uint64)
+    for exponent in range(127 + first, 127 + last):
+        check(((1 << 23) // 256,), (256,), (cupy.uint32(exponent << 23), wrong))
+    assert int(wrong[0]) == 0

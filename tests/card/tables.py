@@ -1,25 +1,34 @@
-"""Tables on a played card, and a kernel that must find them as they were when it was launched."""
+"""Tables on a played card, and a kernel that must find them as they were when it was launched; a sweep with a log."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from played_card import Card
-from played_driver import Result
-from played_order import Graph
+import pytest
+from support import F32, lists_for, scalars_for
 
+from pagedopt import Sweep
+from pagedopt.kernels import cuda as kernels
+from pagedopt.paging.policy import Move
+from pagedopt.paging.visits import Action, plan
+from pagedopt.rules import RULES
 from pagedopt.tables.layout import HEADER, Geometry, HostTable
 from pagedopt.transports.transport import TABLE_AT, Transport
+from tests.card.card import Card
+from tests.card.driver import Result
+from tests.card.order import Graph
+from tests.card.tensors import CUDA
 
 #: Takes an argument and the number of chunks in it.
 Kernel = Callable[[np.ndarray, int], None]
 
 
 def words_at(address: int, count: int) -> np.ndarray:
-    """A copy of ``count`` words of memory."""
-    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64).copy()
+    """``count`` words of memory, to read and to write."""
+    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
 
 
 #: What a driver that refuses a kind of memory refuses.
@@ -56,17 +65,14 @@ class Tables:
 
     def launch(self, table: HostTable, stream: int) -> Kernel:
         """A kernel that reads its table when its turn comes, and must find it as it was when launched."""
-        want, header = table.words.copy(), table.header()
+        want = table.words.copy()
 
         def kernel(argument: np.ndarray, count: int) -> None:
-            fields = argument.view(TABLE_AT)
-            at, passed = int(fields["words"][0]), fields["header"].copy()
-            assert count == len(table.chunks)
+            at = int(argument.view(TABLE_AT)["words"][0])
 
             def read() -> None:
-                assert passed.view(np.int64).tolist() == header.view(np.int64).tolist()
-                now = words_at(at, len(want))
-                assert np.array_equal(now, want), "a table was rewritten under a launch, or never sent"
+                same = np.array_equal(words_at(at, len(want)), want)
+                assert same, "a table was rewritten under a launch, or never sent"
 
             self.card.kernel(stream, "a kernel", [(at, at + want.nbytes)], [], read)
 
@@ -74,7 +80,13 @@ class Tables:
 
     def run(self, way: Transport, table: HostTable, stream: int) -> int:
         """Launch that kernel over a table that is lent; returns the number of launches."""
-        return run(way, table, stream, self.launch(table, stream))
+        launch = self.launch(table, stream)
+
+        def whole(argument: np.ndarray, count: int) -> None:
+            assert (argument.view(TABLE_AT)["header"], count) == (table.header(), len(table.chunks))
+            launch(argument, count)
+
+        return run(way, table, stream, whole)
 
     def run_changed(self, way: Transport, table: HostTable, count: int, stream: int = 7) -> None:
         """So many launches, each of a table with other words."""
@@ -82,12 +94,12 @@ class Tables:
             change(table, step, "both")
             self.run(way, table, stream)
 
-    def capture(self, way: Transport, table: HostTable, stream: int = 7) -> Graph:
-        """The graph of one launch."""
+    def capture(self, act: Callable[..., object], *arguments: Any, stream: int = 7) -> Graph:
+        """The graph of an act on a stream."""
         with self.card.torch.on_handle(stream):
             graph = self.card.order.capture(stream)
             try:
-                self.run(way, table, stream)
+                act(*arguments)
             finally:
                 self.card.order.end_capture(graph)
         return graph
@@ -146,3 +158,68 @@ def change(table: HostTable, seed: int, what: str) -> None:
     if what in ("rows", "both"):
         table.rows["address"] = 1000 * seed + np.arange(table.rows["address"].size).reshape(-1, table.lists)
         table.rows_changed()
+
+
+ADAMW = RULES["adamw"]
+STREAM = 0
+
+
+class Device:
+    """Runs a sweep on a played card, and keeps a log of what it does; its kernel only reads its table.
+
+    Its transport is of a name or class that ``Sweep`` takes.
+
+    ``fails`` names what raises: ``compile``, ``fetch``, ``launch``.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cuda: Tables, kind: Any, sizes: tuple[int, ...]) -> None:
+        self.cuda = cuda
+        self.log: list[str] = []
+        self.fails = ""
+        lists = [[t.to(CUDA) for t in tensors] for tensors in lists_for(ADAMW, sizes, (F32,) * 4)]
+        self.sweep = Sweep(ADAMW, lists, transport=kind)
+        monkeypatch.setattr(kernels, "CudaKernel", self.kernel)
+
+    def note(self, what: str, detail: object = "") -> None:
+        self.log.append(f"{what} {detail}".strip())
+        if what == self.fails:
+            raise OSError(what)
+
+    def kernel(self, text: str, name: str, *_: Any) -> Any:
+        """In the place of a compiled kernel: when its turn comes it must find the table as it was when launched."""
+        self.note("compile")
+        by_value = "TableAt" not in name
+        table = self.sweep.table.host
+
+        def launch(argument: np.ndarray, count: int, stream: kernels.Stream) -> None:
+            assert self.sweep.begun, "an interrupt that came now would find that nothing has begun"
+            assert by_value == (argument.nbytes > 1000), "a kernel for another kind of argument"
+            self.note("launch", count)
+            if by_value:
+                assert len(decode(argument, table)[1]) == count
+            else:
+                self.cuda.launch(table, stream.ptr)(argument, count)
+
+        return launch
+
+    def __getattr__(self, what: str) -> Any:
+        """As a mover: ``begin``, ``fetch``, ``arrive``, ``evict``, ``finish``."""
+        if what not in ("begin", "fetch", "arrive", "evict", "finish"):
+            raise AttributeError(what)
+        return lambda *moves: self.note(what, *(move.page for move in moves))
+
+    def step(self, number: int, steps: list[Action] | None = None) -> None:
+        scalars = [ADAMW.uniforms(scalars_for(ADAMW, number))]
+        if steps is None:
+            self.sweep.launch(scalars)
+        else:
+            self.sweep.launch(scalars, steps, self)
+
+    def drain(self) -> None:
+        """Let the sweep's stream do all its work."""
+        self.cuda.drain(STREAM)
+
+    def steps(self) -> list[Action]:
+        """The first chunk at hand, two pages that visit."""
+        end = len(self.sweep.table.host.chunks)
+        return plan((0, 1), [(Move(0, 8, 0), (1, 3)), (Move(0, 9, 1), (3, end))])
