@@ -5,12 +5,25 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import file_support
 import pytest
-from file_support import MIB, SMALL, arena, assert_holds, assert_measured, fill, open_files, sections_of, small, step
+from file_support import (
+    MIB,
+    SMALL,
+    arena,
+    assert_holds,
+    assert_measured,
+    assert_whole,
+    fill,
+    open_files,
+    sections_of,
+    small,
+    step,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stand_ins import raising
@@ -104,7 +117,28 @@ def test_any_order_of_fetching_writing_and_evicting_keeps_every_bit(calls: list[
     assert_holds(memory, want)
 
 
-def test_reading_everything_brings_it_in_and_the_next_step_drops_it() -> None:
+def visit(memories: list[FileArena], moves: list[Move], inside: Callable[[], object] = lambda: None) -> None:
+    """Pages come, and go again."""
+    mover = FileMover(memories)
+    mover.begin()
+    for move in moves:
+        mover.fetch(move)
+    for move in moves:
+        mover.arrive(move)
+        inside()
+        mover.evict(move)
+    mover.finish()
+
+
+def test_one_mover_carries_pages_of_several_arenas() -> None:
+    memories = [small(8), small(9)]
+    want = [fill(memory) for memory in memories]
+    visit(memories, [Move(0, 8, 0), Move(1, 9, 1), Move(0, 9, 2)])
+    for memory, values in zip(memories, want, strict=True):
+        assert_whole(memory, values)
+
+
+def test_what_is_read_beside_the_pages_of_a_step_is_dropped_with_the_next() -> None:
     memory = small(3)
     want = fill(memory)
     memory.drop()
@@ -112,49 +146,8 @@ def test_reading_everything_brings_it_in_and_the_next_step_drops_it() -> None:
     assert memory.measured()["host"] == memory.layout.nbytes
     memory.prepare()
     assert_measured(memory)
-
-
-def test_what_is_read_beside_the_pages_of_a_step_is_dropped_with_them() -> None:
-    memory = small(3)
-    want = fill(memory)
-    mover, move = FileMover([memory]), Move(0, 5, 0)
-    mover.begin()
-    mover.fetch(move)
-    mover.arrive(move)
-    assert_holds(memory, want)
-    mover.evict(move)
-    mover.finish()
+    visit([memory], [Move(0, 5, 0)], lambda: assert_holds(memory, want))
     assert_measured(memory)
-
-
-def test_two_arenas_do_not_disturb_each_other() -> None:
-    one, other = small(2), small(5, 3)
-    wants = [fill(one), fill(other)]
-    step(one)
-    one.move(7)
-    assert_holds(other, wants[1])
-    step(other)
-    other.move(0)
-    assert_measured(one)
-    assert_holds(one, [w + 1 + i for i, w in enumerate(wants[0])])
-    assert_holds(other, [w + 1 + i for i, w in enumerate(wants[1])])
-
-
-def test_one_mover_carries_pages_of_several_arenas() -> None:
-    memories = [small(8), small(9)]
-    mover = FileMover(memories)
-    want = [fill(memory) for memory in memories]
-    mover.begin()
-    moves = [Move(0, 8, 0), Move(1, 9, 1), Move(0, 9, 2)]
-    for move in moves:
-        mover.fetch(move)
-    for move in moves:
-        mover.arrive(move)
-        mover.evict(move)
-    mover.finish()
-    for memory, values in zip(memories, want, strict=True):
-        assert_measured(memory)
-        assert_holds(memory, values)
 
 
 def test_the_number_of_mappings_does_not_grow_with_the_pages() -> None:

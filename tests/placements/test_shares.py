@@ -70,18 +70,13 @@ def test_a_copy_says_what_the_user_said(said: Any, copied: Any) -> None:
         assert kept(twin) == kept(opt)
 
 
-@pytest.mark.parametrize(
-    ("said", "error"),
-    [("150%", ValueError), ("0.5", ValueError), (1.5, ValueError), (-1, ValueError), (float("nan"), ValueError),
-     (True, TypeError), ("-1GiB", ValueError), ([], TypeError)],
-)  # fmt: skip
+@pytest.mark.parametrize(("said", "error"), [("150%", ValueError), (1.5, ValueError), (True, TypeError)])
 def test_what_is_no_budget_is_refused_and_changes_nothing(said: Any, error: type[Exception]) -> None:
     params, opt = stepped("40%")
     before = kept(opt)
-    with pytest.raises(error, match="device_budget is "):
-        PagedAdamW(params, device_budget=said)
-    with pytest.raises(error, match="device_budget is "):
-        opt.set_device_budget(said)
+    for use in (lambda: PagedAdamW(params, device_budget=said), lambda: opt.set_device_budget(said)):
+        with pytest.raises(error, match="device_budget is "):
+            use()
     assert kept(opt) == before
     assert opt.store.budget == Budget("40%")
 

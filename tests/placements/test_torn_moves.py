@@ -103,18 +103,6 @@ def test_a_process_with_too_many_mappings_keeps_its_state() -> None:
         assert len(refused) < 24, f"{move}: never"
 
 
-def test_pages_that_find_no_memory_stay_in_the_file() -> None:
-    assert "gave no 1,048,576 bytes of memory" in run("without_memory", 2, 10)
-
-
-def test_a_file_that_may_not_be_as_large_gives_all_back() -> None:
-    assert "gave no 131,072 bytes for a state file (File too large" in run("larger_than_allowed", 7)
-
-
-def test_the_number_of_mappings_is_that_of_a_few_pages() -> None:
-    assert int(run("many_pages", 400)) <= 8
-
-
 def refuse(monkeypatch: pytest.MonkeyPatch, name: str, at: int, code: int = errno.ENOMEM) -> Callable[[], int]:
     """Let one call to the system fail.  Returns how many there were."""
     real, calls = getattr(libc, name), itertools.count(1)
@@ -205,13 +193,22 @@ def test_pages_reach_the_disk_before_they_leave_memory(monkeypatch: pytest.Monke
 # ---- processes ----
 
 
-@pytest.mark.parametrize("resident", [pytest.param(0, marks=pytest.mark.long), 3])
-def test_a_forked_child_reads_and_copies_and_writes_nothing(resident: int) -> None:
-    assert run("forked", resident) == "fine\n"
+#: Programs of ``torn_moves.py``, and a part of what they print where all is well.
+PROGRAMS = [
+    ("pages find no memory and stay in the file", ("without_memory", 2, 10), "gave no 1,048,576 bytes of memory"),
+    (
+        "a file may not be as large",
+        ("larger_than_allowed", 7),
+        "gave no 131,072 bytes for a state file (File too large",
+    ),
+    ("a fork reads and copies and writes nothing", ("forked", 3), "fine"),
+    ("a fork steps what is all in memory", ("child_of_resident_state",), "fine"),
+]
 
 
-def test_a_forked_child_may_step_what_is_all_in_memory() -> None:
-    assert run("child_of_resident_state") == "fine\n"
+@pytest.mark.parametrize(("arguments", "said"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS])
+def test_in_a_process_of_its_own(arguments: tuple[object, ...], said: str) -> None:
+    assert said in run(*arguments)
 
 
 def test_an_arena_takes_one_descriptor(folder: Path) -> None:

@@ -13,11 +13,10 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 import stand_ins
 import torch
-from file_support import SMALL, arena, assert_holds, assert_measured, fill, process_bytes, sections_of, small, step
+from file_support import SMALL, assert_holds, assert_measured, fill, process_bytes, sections_of, small, step
 
 from pagedopt.placements.file import FileArena
 
@@ -164,15 +163,6 @@ def larger_than_allowed(target: int) -> None:
     assert memory.resident == 10, memory.resident
     check(memory, want)
     print(text)
-
-
-def many_pages(count: int) -> None:
-    """Print how many mappings a large arena takes, all of whose pages have moved twice."""
-    memory = arena(count * SMALL // 4, 0, 2, SMALL)
-    before = len(Path("/proc/self/maps").read_text().splitlines())
-    for resident in (memory.layout.pages, 0, memory.layout.pages // 2):
-        memory.move(resident)
-    print(len(Path("/proc/self/maps").read_text().splitlines()) - before)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stand_ins import raising
 
 from pagedopt.system import driver
-from pagedopt.tables.layout import BLOCK
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE, ManagedTransport, MemcpyTransport
@@ -68,6 +67,8 @@ def test_a_copied_transport_has_tables_of_its_own(cuda: Tables, name: str, copie
 def test_a_copied_transport_has_the_same_limit(kind: Any, nbytes: int) -> None:
     other = copy.deepcopy(kind(0, nbytes))
     assert getattr(other, "_struct", other).argument_bytes == nbytes
+    with pytest.raises(ValueError, match="argument_bytes is 8192; CUDA has the limits"):
+        kind(0, 8192)
 
 
 def test_memcpy_sends_what_changed_and_no_more(cuda: Tables) -> None:
@@ -96,28 +97,6 @@ def test_the_ring_is_dangerous_without_its_events(cuda: Tables, name: str, monke
 
 
 @in_memory
-def test_a_larger_table_gets_a_larger_place(cuda: Tables, name: str) -> None:
-    way, small, large = TRANSPORTS[name](0), filled([5]), filled([5] * 400, seed=3)
-    for table in (small, large, small, large, large, small, small, large):
-        change(table, 1 + table.stamp, "both")
-        cuda.run(way, table, 7)
-    cuda.drain(7)
-
-
-@in_memory
-def test_another_stream_gets_a_table_of_its_own(cuda: Tables, name: str) -> None:
-    """Work of one stream says nothing about another's: the same table on a second stream is sent again."""
-    way, table = TRANSPORTS[name](0), filled([5, 3000])
-    for stream in (7, 8, 7, 7, 8):
-        cuda.run(way, table, stream)
-    change(table, 5, "rows")
-    for stream in (8, 7):
-        cuda.run(way, table, stream)
-    for stream in (8, 7):
-        cuda.drain(stream)
-
-
-@in_memory
 def test_a_table_without_chunks_is_not_launched(cuda: Tables, name: str) -> None:
     way = TRANSPORTS[name](0)
     assert run(way, filled([0, 0]), 7, lambda argument, count: pytest.fail("launched over nothing")) == 0
@@ -126,21 +105,12 @@ def test_a_table_without_chunks_is_not_launched(cuda: Tables, name: str) -> None
 
 
 @in_memory
-def test_a_failed_launch_leaves_the_transport_usable(cuda: Tables, name: str) -> None:
+def test_what_fails_before_or_after_its_launch_leaves_the_transport_usable(cuda: Tables, name: str) -> None:
     way, table = TRANSPORTS[name](0), filled([5, 3000])
     for step in range(RING_SIZE + 2):
         change(table, step, "both")
         with pytest.raises(RuntimeError, match="no kernel"):
             run(way, table, 7, raising(RuntimeError("no kernel")))
-        cuda.run(way, table, 7)
-    cuda.drain(7)
-
-
-@in_memory
-def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: Tables, name: str) -> None:
-    way, table = TRANSPORTS[name](0), filled([5, 3000])
-    for step in range(RING_SIZE + 1):
-        change(table, step, "both")
         with pytest.raises(KeyError), way.lend(table, 7) as lent:  # noqa: PT012
             cuda.launch(table, 7)(*next(iter(lent.parts())))
             raise KeyError("after the launch")
@@ -149,16 +119,18 @@ def test_a_block_that_fails_after_its_launch_is_guarded_all_the_same(cuda: Table
 
 @in_memory
 def test_a_captured_graph_keeps_its_table_for_life(cuda: Tables, name: str) -> None:
-    way, table, other = TRANSPORTS[name](0), filled([5, 3000]), filled([9] * 50, seed=9)
-    cuda.run(way, table, 7)
-    way.prepare(table)
-    graph = cuda.capture(cuda.run, way, table, 7)
-    for step in range(3 * RING_SIZE):
-        change(table, 50 + step, "both")
-        change(other, step, "both")
+    way, tables, graphs = TRANSPORTS[name](0), (filled([5, 3000]), filled([9] * 50, seed=9)), []
+    for number, table in enumerate((*tables, tables[0])):
         cuda.run(way, table, 7)
-        cuda.run(way, other, 7)
-        cuda.replay(graph)  # between any two steps
+        way.prepare(table)
+        graphs.append(cuda.capture(cuda.run, way, table, 7))
+        change(table, 20 + number, "both")
+    for step in range(3 * RING_SIZE):
+        for table in tables:
+            change(table, 50 + step, "both")
+            cuda.run(way, table, 7)
+        for graph in graphs:
+            cuda.replay(graph)  # between any two steps
     cuda.drain(7)
 
 
@@ -170,17 +142,6 @@ def test_a_capture_that_was_not_prepared_is_refused(cuda: Tables, name: str) -> 
     cuda.run(way, table, 7)
     with pytest.raises(RuntimeError, match="call prepare"):
         cuda.capture(cuda.run, way, table, 7)
-
-
-@in_memory
-def test_two_captures_get_two_tables(cuda: Tables, name: str) -> None:
-    way, one, two, graphs = TRANSPORTS[name](0), filled([5, 3000]), filled([5, 3000], seed=4), []
-    for table in (one, two, one):
-        way.prepare(table)
-        graphs.append(cuda.capture(cuda.run, way, table, 7))
-        change(table, 20 + len(graphs), "both")
-    for graph in graphs * 2:
-        cuda.replay(graph)
 
 
 ACTS = st.sampled_from(["run", "scalars", "rows", "both", "drain", "drain some"])
@@ -255,11 +216,6 @@ def test_arguments_are_rebuilt_when_the_table_changes_and_only_then(nbytes: int)
     assert passed[0].tobytes() == kept.tobytes(), "an argument handed out before was written"
 
 
-def test_only_the_limits_of_cuda_are_taken() -> None:
-    with pytest.raises(ValueError, match="argument_bytes is 8192; CUDA has the limits"):
-        StructTransport(0, 8192)
-
-
 @pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)
 def test_hybrid_goes_by_value_as_long_as_one_launch_takes_it(cuda: Tables, nbytes: int) -> None:
     way = HybridTransport(0, nbytes)
@@ -306,7 +262,3 @@ def test_spans_are_lent_one_by_one_from_one_table(cuda: Tables, name: str) -> No
                 assert len(found) == count
                 seen += found
     assert seen == want
-
-
-def test_blocks_of_the_host_match_those_of_the_kernels() -> None:
-    assert BLOCK == 512
