@@ -197,6 +197,8 @@ def adan(g, x, m, v, n, last, *, t, lr, betas, eps, weight_decay):  # type: igno
     b1, b2, b3 = betas
     diff = g - last if t > 1 else 0 * g
     m, v, n = m.lerp(g, 1 - b1), v.lerp(diff, 1 - b2), b3 * n + (1 - b3) * (g + b2 * diff) ** 2
+    if 1 < b3 < float("inf"):
+        raise RuntimeError("the root of a negative number")
     change = (lr / (1 - b1**t) * m + lr * b2 / (1 - b2**t) * v) / (n.sqrt() * (1 / (1 - b3**t) ** 0.5) + eps)
     x, decay = x - change, lr * weight_decay
     x = x - decay / (1 + decay) * x
