@@ -248,7 +248,7 @@ DEFAULTS = cast(Options, {name: option.default for name, option in TABLE.items()
 
 
 def documented(kind: type, meanings: bool = False) -> type:
-    """Add the table of options to a class' docstring, each with its values, or with the ``meanings`` of its values."""
+    """Add an example and the table of options to a class' docstring, each with its values; or their ``meanings``."""
     said = (
         "and what each value means" if meanings else "whose values help(pagedopt.Options) and notes/options.md explain"
     )
@@ -260,6 +260,9 @@ def documented(kind: type, meanings: bool = False) -> type:
                 lines += _wrapped(f"{value}: {meaning}.", 8)
         else:
             lines += _wrapped(f"{option.choice}.", 8)
+    if not meanings:
+        made = f'{kind.__name__}(model.parameters(), device_budget="50%")'
+        lines = ["Example:", f"    >>> optimizer = pagedopt.{made}", "", *lines]
     if kind.__doc__:  # python -OO leaves none
         kind.__doc__ = "\n".join([inspect.cleandoc(kind.__doc__), "", *lines, ""])
     return kind

@@ -80,6 +80,7 @@ def test_warnings_of_values(world: World) -> None:
         "lr": lambda: world.make([p], lr=torch.tensor(0.1, requires_grad=True)), "twice": lambda: world.make([p, p]),
         "nothing": lambda: world.make([p]),
     }  # fmt: skip
+    world.train(world.make([p]), [p], range(2))  # ours says once of a process that the budget holds no page
     once = torch.is_warn_always_enabled()
     torch.set_warn_always(True)
     try:

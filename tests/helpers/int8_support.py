@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from pagedopt import rule
@@ -30,7 +31,11 @@ def same(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype is not b.dtype or not torch.equal(a.isnan(), b.isnan()):
+    if a.dtype is not b.dtype:
+        return False
+    if not a.is_floating_point():
+        return np.array_equal(a.numpy(), b.numpy())  # older versions of torch do little with unsigned integers
+    if not torch.equal(a.isnan(), b.isnan()):
         return False
     return torch.equal(torch.where(a.isnan(), 0, a), torch.where(b.isnan(), 0, b))
 
