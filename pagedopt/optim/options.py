@@ -260,7 +260,7 @@ def documented(kind: type, meanings: bool = False) -> type:
                 lines += _wrapped(f"{value}: {meaning}.", 8)
         else:
             lines += _wrapped(f"{option.choice}.", 8)
-    if hasattr(kind, "rule") or getattr(kind, "rules", ()):
+    if any(getattr(kind, name, None) for name in ("rule", "rules")):
         made = f'{kind.__name__}(model.parameters(), device_budget="50%")'
         lines = ["Example:", f"    >>> optimizer = pagedopt.{made}", "", *lines]
     if kind.__doc__:  # python -OO leaves none
