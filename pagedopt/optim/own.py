@@ -39,7 +39,10 @@ def constructor(check: Callable[[Mapping[str, Any]], None] | None = None, **defa
     ])  # fmt: skip
 
     def __init__(*given: Any, **named: Any) -> None:
-        bound = signature.bind(*given, **named)
+        try:
+            bound = signature.bind(*given, **named)
+        except TypeError as error:
+            raise TypeError(f"{type(given[0]).__name__}.__init__() {error}") from None
         bound.apply_defaults()
         asked = bound.arguments
         hyper = _checked(defaults, {name: asked[name] for name in defaults})

@@ -244,6 +244,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError, "betas is (0.9, 0.99, 0.5); rule 'adamw' takes 2 of them",
     ),
     (lambda: make(lr=None), TypeError, "lr is None; give"),
+    (lambda: PagedLion(), TypeError, "PagedLion.__init__() missing a required argument: 'params'"),
     *(
         (partial(make, **{word: 1}), TypeError, f"unexpected keyword argument '{word}'{said}")
         for word, said in WORDS.items()
