@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import torch
+
 from ..rules.adan import adan
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -29,4 +34,17 @@ class PagedAdan(PagedOptimizer):
 
     rule = adan
 
-    __init__ = constructor(lr=1e-3, betas=(0.98, 0.92, 0.99), eps=1e-8, weight_decay=0.0)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: Sequence[float | torch.Tensor] = (0.98, 0.92, 0.99),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pass

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import torch
 
 from ..rules.ademamix import ademamix
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
-
-
-def _check_warmup(hyper: Mapping[str, Any]) -> None:
-    if hyper["beta3_warmup"] and not min(hyper["betas"][0], hyper["betas"][2]) > 0:
-        raise ValueError(
-            f"betas={hyper['betas']} with beta3_warmup={hyper['beta3_warmup']}: the third grows from the first, both "
-            "above 0"
-        )
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -42,7 +36,23 @@ class PagedAdEMAMix(PagedOptimizer):
 
     rule = ademamix
 
-    __init__ = constructor(
-        _check_warmup, lr=1e-3, betas=(0.9, 0.999, 0.9999), eps=1e-8, weight_decay=0.0, alpha=2.0, alpha_warmup=None,
-        beta3_warmup=None,
-    )  # fmt: skip
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.999, 0.9999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        alpha: float = 2.0,
+        alpha_warmup: int | None = None,
+        beta3_warmup: int | None = None,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        if beta3_warmup and not min(betas[0], betas[2]) > 0:
+            raise ValueError(
+                f"betas={betas} with beta3_warmup={beta3_warmup}: the third grows from the first, both above 0"
+            )

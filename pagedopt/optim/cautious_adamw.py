@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import torch
+
 from ..rules.cautious import cautious_adamw
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -27,4 +32,17 @@ class PagedCautiousAdamW(PagedOptimizer):
 
     rule = cautious_adamw
 
-    __init__ = constructor(lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-3,
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pass

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import torch
+
 from ..rules.cautious import cautious_lion
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -28,4 +33,16 @@ class PagedCautiousLion(PagedOptimizer):
     rule = cautious_lion
     has_step = False
 
-    __init__ = constructor(lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-4,
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pass

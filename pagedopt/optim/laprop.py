@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any, Unpack
+
+import torch
+
 from ..rules.laprop import laprop
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -29,4 +34,17 @@ class PagedLaProp(PagedOptimizer):
 
     rule = laprop
 
-    __init__ = constructor(lr=4e-4, betas=(0.9, 0.999), eps=1e-15, weight_decay=0.0)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 4e-4,
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-15,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pass

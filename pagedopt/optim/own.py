@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
 
 import torch
 
 from .optimizer import PagedOptimizer
-from .options import Options, check_hyperparameters
+from .options import check_hyperparameters
 from .scalars import tuple_of_betas
 
+Arguments = ParamSpec("Arguments")
 #: Hyperparameters that are below 1, beside ``betas``.
 _BELOW_ONE = ("momentum",)
-_FLAGS = ("maximize", "capturable")
 
 
-def constructor(check: Callable[[Mapping[str, Any]], None] | None = None, **defaults: Any) -> Callable[..., None]:
-    """Return the ``__init__`` of a class that torch does not have.
+def checked(declared: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Return the ``__init__`` of a class that torch does not have: as declared, with checks, and options as they are.
 
-    Its arguments are ``params``, the hyperparameters in their order, by keyword ``maximize`` and ``capturable``, and
-    options.  Nothing but a hyperparameter whose default is None may be None.
-
-    Args:
-        check: raises ValueError for hyperparameters that do not go together.
-        defaults: hyperparameters and their defaults.
+    Every argument between ``params`` and options is a hyperparameter of groups; those by keyword alone are flags.  None
+    may be only what is None by default.  What is declared may do more checks: it gets the arguments as they are.
     """
-    given_as = {"lr": float | torch.Tensor, "betas": Sequence[float | torch.Tensor]}
-    kinds = {name: given_as.get(name, int | None if like is None else type(like)) for name, like in defaults.items()}
-    at = inspect.Parameter
-    signature = inspect.Signature([
-        at("self", at.POSITIONAL_OR_KEYWORD),
-        at("params", at.POSITIONAL_OR_KEYWORD, annotation=Iterable[Any]),
-        *(at(name, at.POSITIONAL_OR_KEYWORD, default=defaults[name], annotation=kinds[name]) for name in defaults),
-        *(at(name, at.KEYWORD_ONLY, default=False, annotation=bool) for name in _FLAGS),
-        at("options", at.VAR_KEYWORD, annotation=Unpack[Options]),
-    ])  # fmt: skip
+    signature = inspect.signature(declared)
+    arguments = {name: each for name, each in signature.parameters.items() if name not in ("self", "params", "options")}
+    flags = [name for name, each in arguments.items() if each.kind is each.KEYWORD_ONLY]
+    defaults = {name: each.default for name, each in arguments.items() if name not in flags}
 
-    def __init__(*given: Any, **named: Any) -> None:
+    @functools.wraps(declared)
+    def __init__(*given: Arguments.args, **named: Arguments.kwargs) -> None:
         try:
             bound = signature.bind(*given, **named)
         except TypeError as error:
-            raise TypeError(f"{type(given[0]).__name__}.__init__() {error}") from None
+            raise TypeError(f"{declared.__qualname__}() {error}") from None
         bound.apply_defaults()
         asked = bound.arguments
         hyper = _checked(defaults, {name: asked[name] for name in defaults})
-        if check is not None:
-            check(hyper)
-        flags = {name: asked[name] for name in _FLAGS}
-        PagedOptimizer.__init__(asked["self"], asked["params"], {**hyper, **flags}, **asked.get("options", {}))
+        declared(*given, **named)
+        PagedOptimizer.__init__(
+            asked["self"], asked["params"], {**hyper, **{name: asked[name] for name in flags}}, **asked["options"]
+        )
 
-    __init__.__signature__ = signature  # type: ignore[attr-defined]
     return __init__
 
 

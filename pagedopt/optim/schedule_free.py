@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Unpack
+
+import torch
 
 from ..rules.schedule_free import schedule_free_adamw, to_average, to_gradients
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
-
-
-def _check_first_beta(hyper: Mapping[str, Any]) -> None:
-    if not hyper["betas"][0] > 0:
-        raise ValueError(f"betas={hyper['betas']}: the first is above 0, or eval() cannot find the average again")
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -39,7 +36,22 @@ class PagedScheduleFreeAdamW(PagedOptimizer):
     rule = schedule_free_adamw
     initial: ClassVar = {"weight_sum": 0.0}
 
-    __init__ = constructor(_check_first_beta, lr=2.5e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, warmup_steps=0)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 2.5e-3,
+        betas: Sequence[float | torch.Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        warmup_steps: int = 0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        if not betas[0] > 0:
+            raise ValueError(f"betas={betas}: the first is above 0, or eval() cannot find the average again")
 
     def check_may_step(self) -> None:
         """Raise RuntimeError if no step may begin, as after :meth:`eval`."""

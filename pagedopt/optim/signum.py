@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any, Unpack
+
+import torch
+
 from ..rules.signum import signum
 from .optimizer import PagedOptimizer
-from .options import documented
-from .own import constructor
+from .options import Options, documented
+from .own import checked
 
 
 @documented
@@ -29,4 +34,16 @@ class PagedSignum(PagedOptimizer):
     rule = signum
     has_step = False
 
-    __init__ = constructor(lr=1e-4, momentum=0.9, weight_decay=0.0)
+    @checked
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | torch.Tensor = 1e-4,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        pass

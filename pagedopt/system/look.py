@@ -37,6 +37,8 @@ DONE, ANEW, LONG, IN_USE = range(4)
 REFUSED = 1 << 20
 #: Seconds that the compiler may take, and after which it is asked again where it has failed.
 LIMIT, RETRY = 900, 86_400
+#: The status of a process that has loaded the extension.
+_LOADED = 42
 _NAME, _SOURCE = "pagedopt_look", Path(__file__).with_name("look.cpp")
 _PENDING = "it is being compiled"
 
@@ -114,7 +116,7 @@ def _compile() -> None:
         data = target.read_bytes()
     if not (fork := os.fork()):
         _try(data)
-    if os.waitpid(fork, 0)[1] == 0:
+    if os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == _LOADED:
         cache.store(_file(), data)
         if (reason := cache.find(_reason())) is not None:
             reason.path.unlink(missing_ok=True)
@@ -123,11 +125,11 @@ def _compile() -> None:
 
 
 def _try(data: bytes) -> NoReturn:
-    """Load the extension in a process that this may end; keep the error that Python raises."""
+    """Load the extension in a process that this may end, even with status 0; keep the error that Python raises."""
     status = 1
     try:
         _load(data)
-        status = 0
+        status = _LOADED
     except Exception as error:
         cache.store(_reason(), str(error).encode())
     finally:
@@ -168,6 +170,8 @@ def _load(data: bytes) -> Any:
 def _start(priority: int) -> int:
     """Start the child process in a group of its own, which no Ctrl-C reaches; return its number.
 
+    It waits for its own children, so a SIGCHLD that this process ignores is not ignored there.
+
     Raises:
         OSError: it cannot be started.
     """
@@ -175,7 +179,9 @@ def _start(priority: int) -> int:
     nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", VARIABLE: "python"}
     command = [sys.executable, "-c", code]
-    return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setpgroup=0)
+    return os.posix_spawn(
+        sys.executable, command, environment, file_actions=nothing, setpgroup=0, setsigdef=[signal.SIGCHLD]
+    )
 
 
 def _end_of(child: int, wait: bool) -> str:

@@ -16,6 +16,7 @@ import pagedopt
 from pagedopt import MemoryReport, PagedOptimizer
 from pagedopt.optim.foreign_options import NO_RULES
 from pagedopt.optim.overlap.overlap import OverlapReport
+from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.optim.rule_optimizer import RuleOptimizer
 from pagedopt.rules import sqrt
 from tests.optim.pages import PAGES, PARTS, entries_of, file_of, sections_of
@@ -61,6 +62,12 @@ def test_the_pages_where_one_looks_name_it() -> None:
 
 
 # --- ``optimizers.md`` ------------------------------------------------------------------------------------------------
+
+
+def test_the_front_page_counts_them() -> None:
+    assert (
+        f"AdamW and [{len(OPTIMIZERS) - 1} other optimizers](notes/optimizers.md)" in (ROOT / "README.md").read_text()
+    )
 
 
 @pytest.mark.parametrize("name", ["LAMB", "PagedLAMB8bit", "LARS", "Adafactor", "Muon", "PagedMuon", "SOAP", "Shampoo"])
