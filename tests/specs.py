@@ -373,8 +373,8 @@ NADAM = dataclasses.replace(
             ("PagedNAdam",), devices=("cuda",),
         ),
     ),
-    # torch's foreach adds the two terms of an update to the parameter one behind the other, and rounds twice.
-    ulp={"cpu": ADAMW.ulp["cpu"], "cuda": {**ADAMW.ulp["cuda"], "parameter": 16}},
+    # torch adds the two terms of an update to the parameter one behind the other, and rounds twice.
+    ulp={device: {**limits, "parameter": 16} for device, limits in ADAMW.ulp.items()},
     often=False,
 )  # fmt: skip
 
