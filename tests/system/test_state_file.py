@@ -73,13 +73,6 @@ def test_a_function_that_runs_at_exit_finds_the_file_open(folder: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_no_file_can_be_seen_while_it_is_in_use(folder: Path) -> None:
-    memory = small()
-    assert not os.listdir(folder)
-    assert open_files(folder) >= 1
-    del memory
-
-
 def test_a_killed_process_leaves_no_file(folder: Path) -> None:
     command = [sys.executable, file_support.__file__, "wait"]
     with subprocess.Popen(
