@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from children import python
-from file_support import assert_holds, fill, mapped, open_files, small, step
+from file_support import fill, mapped, open_files, small
 from injector import interrupt_at
 from often import MARKS
 from stand_ins import raising
@@ -215,8 +215,4 @@ def test_an_arena_takes_one_descriptor(folder: Path) -> None:
     gc.collect()
     before = open_files(folder)
     memories = [small(3) for _ in range(5)]
-    assert open_files(folder) - before == 5
-    for memory in memories:
-        want = fill(memory)
-        step(memory)
-        assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
+    assert open_files(folder) - before == len(memories)

@@ -123,11 +123,6 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
     assert (arena.name, bool(arena.tensor.any())) == ("host", False)
 
 
-def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:
-    with pytest.raises(MemoryError, match=r"bytes of managed memory asked for.*the limit is 25% of that"):
-        choose.create([100_000], [4, 4], CUDA, "managed", Budget(0))
-
-
 # --- calls of the driver that are made in one: their order, and the first that is refused -----------------------------
 
 

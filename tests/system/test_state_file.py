@@ -29,15 +29,6 @@ pytestmark = pytest.mark.usefixtures("folder")
 # ---- the end ----
 
 
-def test_creating_and_deleting_leaves_nothing(folder: Path) -> None:
-    before = open_files(folder), mapped(folder), file_support.process_bytes("VmRSS")
-    for _ in range(30):
-        step(small(5))
-    gc.collect()
-    assert (open_files(folder), mapped(folder)) == before[:2]
-    assert file_support.process_bytes("VmRSS") - before[2] < 8 * MIB
-
-
 def test_an_interrupt_while_a_state_file_ends_comes_behind_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, unmap, before = StateFile(folder, MIB), libc.unmap, open_files(folder)
 
