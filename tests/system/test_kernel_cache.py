@@ -7,8 +7,6 @@ import pickle
 import resource
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -186,34 +184,6 @@ def test_a_folder_that_may_not_be_written_is_read_and_not_changed(place: Path) -
     cache.chmod(0o500)
     assert in_child(use, NOBODY) == RIGHT
     assert files(cache) == before
-
-
-def test_a_full_disk_is_no_error(place: Path) -> None:
-    """One of a single page, which is less than a kernel takes."""
-    (place / "cache").mkdir(mode=0o700)
-    script = f"mount -t tmpfs -o size=4k,mode=700 none {place / 'cache'} && exec {sys.executable} -c '{SCRIPT}'"
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    environment = {**os.environ, "TMPDIR": str(place / "tmp")}
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    values, told = done.stdout.splitlines()
-    assert (values, told.count("PAGEDOPT_CACHE_DIR")) == ("[1.5, -4.0]", 1)
-    assert "No space left on device" in told
-
-
-SCRIPT = """
-import warnings, torch
-from pagedopt import multi_tensor_apply
-from pagedopt.rules import RULES
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    x = torch.tensor([3.0, -8.0])
-    multi_tensor_apply(RULES["mul_scalar"], [[x]], {"scalar": 0.5})
-print(x.tolist())
-print(*[w.message for w in told])
-"""
 
 
 def test_where_no_file_can_grow_kernels_work(place: Path) -> None:
