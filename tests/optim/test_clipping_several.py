@@ -110,7 +110,7 @@ def scaled(device: str, fused: bool | None) -> tuple[list[torch.Tensor], list[fl
     return [p.full_tensor() for p in ends], scales, [float(entry["step"]) for entry in optimizer.state.values()]
 
 
-# --- what each process does, beside the same of whole tensors -----------------------------------------------------------
+# --- what each process does, beside the same of whole tensors ---------------------------------------------------------
 
 
 def check(name: str, device: str, world: int) -> None:
