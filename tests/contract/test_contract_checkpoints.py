@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -105,28 +104,6 @@ def test_named_parameters(world: World) -> None:
     world.say("text", [line for line in repr(back).splitlines() if "names" in line])
     world.attempt("names for some only", world.make, [pairs[0], params[1]])
     world.attempt("a group without names beside one with", opt.add_param_group, {"params": [world.param((3,), 8)]})
-
-
-@scenario(CHAPTER)
-def test_what_does_not_fit(world: World) -> None:
-    """A state dict of another model, or half of one, is refused when it is loaded, and what was there goes on."""
-    params = world.params(SHAPES)
-    opt = world.trained(groups(params))
-    saved = copy.deepcopy(opt.state_dict())
-    harms: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "a group more": lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}),
-        "a group less": lambda d: d["param_groups"].pop(),
-        "a parameter more": lambda d: d["param_groups"][0]["params"].append(9),
-        "a parameter less": lambda d: d["param_groups"][1]["params"].pop(),
-        "no groups": lambda d: d.pop("param_groups"),
-        "no state": lambda d: d.pop("state"),
-        "no parameters": lambda d: d["param_groups"][0].pop("params"),
-    }
-    for name, harm in harms.items():
-        wrong = copy.deepcopy(saved)
-        harm(wrong)
-        world.attempt(name, opt.load_state_dict, wrong)
-    world.train(opt, params, range(3, 5), show="went on")
 
 
 @scenario(CHAPTER)
