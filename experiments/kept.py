@@ -152,9 +152,13 @@ def git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+#: What decides nothing on a GPU, on which all was measured that README and usage quote.
+CPU_ALONE = tuple(f":(exclude)pagedopt/kernels/{name}.py" for name in ("cpu", "cpu_text", "numba_numbers"))
+
+
 def changed(commit: str, module: ModuleType) -> list[str] | None:
-    """Files of what a question measures that are not what they were at a commit; None where that is not known."""
-    paths = [f"pagedopt/{path}" for path in getattr(module, "MEASURES", ())]
+    """Files of what a question measures on a GPU that are not what they were at a commit; None: that is not known."""
+    paths = [*(f"pagedopt/{path}" for path in getattr(module, "MEASURES", ())), *CPU_ALONE]
     found = git(ROOT, "diff", "--name-only", commit, "--", str(module.__file__), *paths)
     return None if found is None else found.split()
 

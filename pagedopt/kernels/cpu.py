@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..system.compile_text import load, with_disk_cache
+from ..system.compile_text import load
 from ..system.internals import openmp
 from ..tables.layout import HostTable, Span
 from ..tables.storage import POSITION_WORDS, StorageFormat
-from .cpu_text import sample_source, source, sums_source
+from .cpu_text import MEMBER, sample_source, source, sums_source
 from .source import KernelRule
 
 
@@ -86,7 +85,7 @@ def _compiled(text: str, name: str, lists: int, uniforms: int) -> Callable[..., 
 def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
     """Compile the entry for teams too if torch uses several threads; not cached, as that number may change."""
     if torch.get_num_threads() > 1:
-        prepare(kernel)
+        member()
     return kernel
 
 
@@ -102,10 +101,10 @@ def walks(compiled: Callable[..., None], table: HostTable, count: int, spans: It
 
     What can fail before a walk, fails here.
     """
-    member = member_of(compiled) if count > 1 else None
+    team = member() if count > 1 else None
     cached: _CachedWalks | None = table.walk
-    if cached is None or cached.kernel is not compiled or cached.member != member or cached.threads != count:
-        cached = _CachedWalks(compiled, member, count, {})
+    if cached is None or cached.kernel is not compiled or cached.member != team or cached.threads != count:
+        cached = _CachedWalks(compiled, team, count, {})
         cached.by_span[None] = _choose_walk(cached, table, None)
         table.walk = cached
     for span in spans:
@@ -124,16 +123,15 @@ class Entry(NamedTuple):
 
 def entry(compiled: Callable[..., None], table: HostTable, count: int) -> Entry | None:
     """Return how compiled code walks all of a table on ``count`` threads; None: torch has no team that we know."""
-    prepare(compiled)
-    if (member := member_of(compiled)) is None:
+    if (team := member()) is None:
         return None
     if (call := walks(compiled, table, count)[None].team) is not None:
-        return Entry(member, call, count)
-    return Entry(member, Call(arguments_of(table), [(0, len(table.chunk_words))]), 1)
+        return Entry(team, call, count)
+    return Entry(team, Call(compiled, table, [(0, len(table.chunk_words))]), 1)
 
 
 class _CachedWalks(NamedTuple):
-    """The cached walks of a table with a kernel on some threads; ``member``: the kernel's entry for teams."""
+    """The cached walks of a table with a kernel on some threads; ``member``: the entry for teams, if there is one."""
 
     kernel: Callable[..., None]
     member: int | None
@@ -149,13 +147,12 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
 def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> Walk:
     """Choose the team, of which a thread always gets the same span (its cache may hold it), or this thread alone."""
     first, last = span or (0, len(table.chunk_words))
-    arguments = arguments_of(table)
     if cached.member is not None:
         spans = table.shares((first, last), cached.threads, MIN_ELEMENTS)
         if len(spans) > 1:
-            call = Call(arguments, spans)
+            call = Call(cached.kernel, table, spans)
             return Walk(call.on(cached.member, cached.threads), call)
-    return Walk(functools.partial(cached.kernel, *arguments, first, last))
+    return Walk(functools.partial(cached.kernel, *arguments_of(table), first, last))
 
 
 # --- torch's team of threads ------------------------------------------------------------------------------------------
@@ -167,39 +164,41 @@ def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> W
 #: Elements that justify waking one more thread.
 MIN_ELEMENTS = 1 << 14
 
-#: The address of each kernel's compiled ``member``.
-_members: dict[Callable[..., None], int] = {}
+
+def member() -> int | None:
+    """Return the address of the entry for teams; None: torch has no team here.  The first call compiles it."""
+    # A forked child has inherited OpenMP's record of a team, but not its threads: it would wait for them forever.
+    return None if forked or openmp() is None else _member()
 
 
-def prepare(kernel: Callable[..., None]) -> None:
-    """Compile the ``member`` of the generated module that defines ``kernel``."""
-    if kernel in _members or forked or openmp() is None:
-        return
+@functools.cache
+def _member() -> int:
     from numba import types
 
-    member = with_disk_cache(sys.modules[kernel.__module__], "member")
-    member.compile((types.int64,))
-    (compiled,) = member.overloads.values()
-    _members[kernel] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name)
+    loaded = load(MEMBER, "member", "pagedopt.kernels.numba_numbers")
+    loaded.compile((types.int64,))
+    (compiled,) = loaded.overloads.values()
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
 
 
-def member_of(kernel: Callable[..., None]) -> int | None:
-    """Return the address of the kernel's entry for teams, if there is one."""
-    # A forked child has inherited OpenMP's record of a team, but not its threads: it would wait for them forever.
-    return None if forked else _members.get(kernel)
+@functools.cache
+def _address(kernel: Any) -> int:
+    """Return the address of a compiled kernel, which is called as Numba calls its functions."""
+    (compiled,) = kernel.overloads.values()
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 class Call:
-    """A kernel's arguments, which the caller keeps alive, and a span for each thread, as words that a team reads."""
+    """A kernel, its arguments, which the caller keeps alive, and a span for each thread, as words that a team reads."""
 
-    def __init__(self, arguments: Sequence[Any], spans: Sequence[Span]) -> None:
+    def __init__(self, kernel: Callable[..., None], table: HostTable, spans: Sequence[Span]) -> None:
         found = openmp()
         assert found is not None, "there is a member, so there is a team"
-        *arrays, chunk_numel = arguments
+        *arrays, chunk_numel = arguments_of(table)
         words = [found.thread_num, found.num_threads, len(spans), chunk_numel, 0]
         for array in arrays:
             words += array.ctypes.data, *array.shape
-        self.words = np.array([*words, spans[0][0], *(last for _, last in spans)], np.int64)
+        self.words = np.array([*words, _address(kernel), spans[0][0], *(last for _, last in spans)], np.int64)
         self.address, self._parallel = self.words.ctypes.data, found.parallel
 
     def on(self, member: int, count: int) -> Callable[[], object]:

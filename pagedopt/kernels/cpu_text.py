@@ -12,22 +12,23 @@ from ..system.compile_text import shared
 from ..tables.storage import POSITION_WORDS, Column, StorageFormat, words_of
 from .source import KernelRule, arithmetic
 
-#: The second function of a generated module: the entry for teams.  :class:`~.cpu.Call` writes the words that it reads.
-MEMBER = '''
+#: One module for all kernels: the entry for teams.  :class:`~.cpu.Call` writes the words that it reads.
+MEMBER = '''\
+import numpy as np
+from numba import carray, njit
+from pagedopt.kernels.numba_numbers import asked, pointer, succeeds
 
-@_njit(error_model="numpy", nogil=True)
-def member(_call):
+@njit(error_model="numpy", nogil=True)
+def kernel(call):
     """The work of one thread of a team: with n threads running, every n-th span."""
-    _words = _carray(_pointer(_call), 14, _np.int64)
-    _scalars = _carray(_pointer(_words[5]), (_words[6], _words[7]), _np.float64)
-    _rows = _carray(_pointer(_words[8]), (_words[9], _words[10]), _np.int64)
-    _chunks = _carray(_pointer(_words[11]), (_words[12], _words[13]), _np.int64)
-    _bounds = _carray(_pointer(_call + 8 * 14), _words[2] + 1, _np.int64)
-    for _i in range(_asked(_words[0]), _words[2], _asked(_words[1])):
-        try:
-            kernel(_scalars, _rows, _chunks, _words[3], _bounds[_i], _bounds[_i + 1])
-        except Exception:
-            _words[4] = 1
+    words = carray(pointer(call), 15, np.int64)
+    scalars = carray(pointer(words[5]), (words[6], words[7]), np.float64)
+    rows = carray(pointer(words[8]), (words[9], words[10]), np.int64)
+    chunks = carray(pointer(words[11]), (words[12], words[13]), np.int64)
+    bounds = carray(pointer(call + 8 * 15), words[2] + 1, np.int64)
+    for i in range(asked(words[0]), words[2], asked(words[1])):
+        if not succeeds(words[14], scalars, rows, chunks, words[3], bounds[i], bounds[i + 1]):
+            words[4] = 1
 '''
 
 
@@ -36,7 +37,7 @@ _MODULE = '''\
 import numpy as _np
 from numba import carray as _carray, njit as _njit
 from pagedopt.kernels import numba_numbers as _numbers
-from pagedopt.kernels.numba_numbers import {functions}asked as _asked, pointer as _pointer
+from pagedopt.kernels.numba_numbers import {functions}pointer as _pointer
 
 S = _np.{number}
 
@@ -265,5 +266,4 @@ def _module(name: str, lists: int, number: torch.dtype, lines: list[str], format
     """Return a module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
     functions = _functions("\n".join([formats, *lines]))
     body = "\n".join(" " * 8 + line for line in lines)
-    text = _MODULE.format(name=name, functions=functions, number=_name(number), lists=lists, body=body, formats=formats)
-    return text + MEMBER
+    return _MODULE.format(name=name, functions=functions, number=_name(number), lists=lists, body=body, formats=formats)

@@ -44,6 +44,22 @@ def asked(typing_context, address):
 
 
 @intrinsic
+def succeeds(typing_context, kernel, scalars, rows, chunks, chunk_numel, first, last):
+    """Call a kernel that Numba has compiled, at its address; False: it has raised.
+
+    An import of the kernel would have Numba compile all of it once more.
+    """
+    kinds = [scalars, rows, chunks, chunk_numel, first, last]
+
+    def generate(context, builder, signature, arguments):
+        convention = context.call_conv
+        function = builder.inttoptr(arguments[0], convention.get_function_type(types.none, kinds).as_pointer())
+        return convention.call_function(builder, function, types.none, kinds, arguments[1:])[0].is_ok
+
+    return types.boolean(kernel, *kinds), generate
+
+
+@intrinsic
 def float_of(typing_context, bits):
     """Reinterpret uint32 bits as float32."""
 

@@ -38,7 +38,11 @@ def load(text: str, name: str, beside: str) -> Any:
         name: part of the module's name, for errors.
         beside: the module whose functions the text calls.
     """
-    return with_disk_cache(_module(text, name, beside), "kernel")
+    from .numba_parts import CodeCache
+
+    module = _module(text, name, beside)
+    module.kernel._cache = CodeCache(module.__name__)
+    return module.kernel
 
 
 @functools.cache
@@ -60,15 +64,6 @@ def _module(text: str, name: str, beside: str) -> ModuleType:
     sys.modules[module.__name__] = module  # Numba finds the functions' globals there
     exec(compile(text, file, "exec"), module.__dict__)
     return module
-
-
-def with_disk_cache(module: ModuleType, name: str) -> Any:
-    """Return a function of a generated module, with its compiled code cached on disk."""
-    from .numba_parts import CodeCache
-
-    function = module.__dict__[name]
-    function._cache = CodeCache(f"{module.__name__}-{name}")
-    return function
 
 
 @functools.cache

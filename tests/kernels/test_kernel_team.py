@@ -13,9 +13,7 @@ from support import F32, lists_for, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, multi_tensor_apply
 from pagedopt.kernels import cpu
-from pagedopt.kernels.cpu_text import MEMBER
 from pagedopt.rules import RULES
-from pagedopt.system.compile_text import load
 from pagedopt.tables.layout import Geometry, HostTable
 
 CHUNK = 1024
@@ -41,9 +39,7 @@ pytestmark = pytest.mark.skipif(cpu.openmp() is None, reason="torch has no OpenM
 
 @pytest.fixture(scope="module")
 def kernel() -> Any:
-    found = load(TEXT + MEMBER, "seen", "pagedopt.kernels.numba_numbers")
-    cpu.prepare(found)
-    return found
+    return cpu._compiled(TEXT, "seen", 1, 2)
 
 
 class Seen:
@@ -103,10 +99,9 @@ def test_nothing_to_do_is_done(kernel: Any) -> None:
 def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> None:
     """OpenMP may give fewer threads than were asked for."""
     seen = Seen(7)
-    arguments = cpu.arguments_of(seen.table)
-    member = cpu.member_of(kernel)
+    member = cpu.member()
     assert member is not None
-    cpu.Call(arguments, [(i, i + 1) for i in range(7)]).on(member, 2)()
+    cpu.Call(kernel, seen.table, [(i, i + 1) for i in range(7)]).on(member, 2)()
     assert seen.times == [1] * 7
     assert set(seen.threads) == {0, 1}
 
@@ -128,7 +123,7 @@ def test_a_fork_has_one_thread(kernel: Any) -> None:
     """It has inherited OpenMP's record of the team, but not its threads: it would wait for them."""
 
     def child() -> bool:
-        if cpu.member_of(kernel) is not None:
+        if cpu.member() is not None:
             return False
         seen = walk(kernel, Seen(64), 4)
         return seen.times == [1] * 64 and set(seen.threads) == {0}
@@ -140,8 +135,6 @@ def test_a_fork_has_one_thread(kernel: Any) -> None:
 def test_a_torch_without_openmp_has_one_thread(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(64)
     monkeypatch.setattr(cpu, "openmp", lambda: None)
-    monkeypatch.setattr(cpu, "_members", {})
-    cpu.prepare(kernel)
     assert walk(kernel, seen, 4).times == [1] * 64
     assert set(seen.threads) == {0}
 
