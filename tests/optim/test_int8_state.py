@@ -14,7 +14,7 @@ from int8_training import KINDS, PLACES, bits, give, parameters, train
 from support import threads
 
 import pagedopt
-from pagedopt import PagedAdamW, PagedLion
+from pagedopt import PagedAdamW
 from pagedopt.optim.optimizer import PagedOptimizer
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -204,40 +204,9 @@ def test_a_group_has_its_own_format_rounding_and_seed(owns: list[dict[str, Any]]
     hold(*pair(PagedAdamW, groups, lr=1e-2, **options))
 
 
-@pytest.mark.parametrize("place", ["resident", "file"])
-@pytest.mark.parametrize("rule", ["adamw", "lion"])
-def test_small_parameters_stay_in_float32_and_an_estimate_knows(rule: str, place: str) -> None:
-    """In the optimizer, in its report and in ``estimate``, per group, too."""
-    kind, states = {"adamw": (PagedAdamW, 2), "lion": (PagedLion, 1)}[rule]
-    params = [p for p in parameters(BF16 if rule == "lion" else F32) if p.numel()]
-    groups = [{"params": params[1:]}, {"params": params[:1], "state_format": "float32"}]
-    for model, own in ((params, 0), (groups, 1)):
-        said = pagedopt.estimate(model, rule=rule, state_format="int8", **PLACES[place])
-        opt = kind([dict(g) for g in groups] if own else params, state_format="int8", **PLACES[place])
-        give(params, 0, late=False)
-        opt.step()
-        assert dict(said.by_place) == dict(opt.memory_report().by_place)
-        wide = [p.numel() < 4096 or (own == 1 and p is params[0]) for p in params]
-        sizes = [
-            4 * p.numel() if w else p.numel() + 4 * -(-p.numel() // 256) for p, w in zip(params, wide, strict=True)
-        ]
-        if place == "resident":
-            assert said.state_bytes == states * sum(sizes)
-        assert all(("exp_avg" in opt.state[p]) is w for p, w in zip(params, wide, strict=True))
-
-
 def test_an_estimate_of_shapes_knows_small_ones() -> None:
     assert pagedopt.estimate([(4095,), (4096,)], state_format="int8").state_bytes == 2 * (4 * 4095 + 4096 + 4 * 16)
     assert pagedopt.estimate("7B", state_format="8bit").state_bytes == 2 * (7_000_000_000 + 4 * 27_343_750)
-
-
-def test_one_state_may_be_in_int8_and_another_in_float32() -> None:
-    formats: Any = {"exp_avg": "int8", "exp_avg_sq": "float32"}
-    assert pagedopt.estimate([(4096,)], state_format=formats).state_bytes == 4096 + 64 + 4 * 4096
-    (p, *_) = parameters()
-    opt = PagedAdamW([p], state_format=formats)
-    names = [opt.format_of(name, p, opt.param_groups[0]).name for name in ("exp_avg", "exp_avg_sq")]
-    assert names == ["int8, root 3, stochastic by step", "float32"]
 
 
 def test_parameters_that_join_later_change_no_draw_of_the_others() -> None:
