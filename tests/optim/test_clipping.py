@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import DEVICES
+from optim_support import params_of
 from support import BF16, F16, F32, F64, threads
 
 from pagedopt import PagedAdamW, PagedLion, PagedSGD
@@ -21,9 +22,14 @@ from pagedopt.optim import clip as meshes
 from pagedopt.optim.plan import Step
 from tests.acts import absent, infinite, norm
 from tests.loads import load
-from tests.optim.clipped import give, params_of
 from tests.specs import CASES
 from tests.world import INT8, QUICK, RESIDENT, SIDES, SPILLED, Side, World, Worlds, assert_same_bits, one_group
+
+
+def give(params: Iterable[torch.Tensor], seed: int, size: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(100 + seed)
+    for p in params:
+        p.grad = (torch.randn(p.shape, generator=generator) * size).to(p.dtype)
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e4, math.inf], ids=["below the norm", "above it", "infinite"])
