@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.contract.odd_values import group_of, odd_values, shown, switches
-from tests.contract.scenarios import World, ordinary, scenario
+from tests.contract.scenarios import World, group_of, odd_values, ordinary, scenario, shown, switches
 from tests.specs import spec_of
 from tests.world import give
 
