@@ -27,6 +27,7 @@ from pagedopt import (
     rules,
 )
 from pagedopt.optim.average import averaging
+from pagedopt.rules.schedule_free import schedule_free_adamw, to_average
 
 KINDS = {"adamw": (PagedAdamW, {}), "sgd": (PagedSGD, {"momentum": 0.9}), "lion": (PagedLion, {})}
 PAGED = {"device_budget": 0}
@@ -409,3 +410,27 @@ def test_the_bits_beside_a_parameter_go_along() -> None:
 def test_a_first_beta_of_zero_is_refused() -> None:
     with pytest.raises(ValueError, match=r"betas=\(0.0, 0.9\): the first is above 0, or eval\(\) cannot find"):
         PagedScheduleFreeAdamW([torch.nn.Parameter(torch.ones(2))], betas=(0.0, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "stored"),
+    [("bfloat16", None, "float32"), ("float64", None, "float64"), ("bfloat16", "bfloat16", "bfloat16"),
+     ("bfloat16", {"z": "float64", "exp_avg_sq": "float32"}, "float64")],
+)  # fmt: skip
+def test_weights_are_float32_unless_a_format_is_named(dtype: str, form: Any, stored: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(300, dtype=getattr(torch, dtype)))]
+    assert trained(params, state_format=form).state[params[0]]["z"].dtype is getattr(torch, stored)
+    of_squares = dtype if form is None else form["exp_avg_sq"] if isinstance(form, dict) else form
+    said, named = (
+        estimate(params, rule=schedule_free_adamw, state_format=each)
+        for each in (form, {"z": stored, "exp_avg_sq": of_squares})
+    )
+    assert said.by_place == named.by_place
+
+
+def test_a_second_rule_names_the_state_that_is_not_there() -> None:
+    optimizer = PagedAdamW([p := torch.nn.Parameter(torch.ones(3))])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"rule 'to_average' takes 'z'; the state .* is 'step', 'exp_avg'"):
+        optimizer.apply(to_average, optimizer.param_groups[0])

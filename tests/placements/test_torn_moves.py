@@ -9,10 +9,8 @@ import fcntl
 import functools
 import gc
 import itertools
-import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -195,30 +193,23 @@ def test_pages_reach_the_disk_before_they_leave_memory(monkeypatch: pytest.Monke
 
 
 def forked(resident: int) -> None:
-    """Use state in a child; what the parent has is to be left alone."""
+    """Use state in a child, which is to end as any process does; what the parent has is to be left alone."""
     memory = small(resident)
     want = fill(memory)
     views = sections_of(memory)
-    if is_child_after(lambda: in_the_child(memory, views, want)):
+    if not (child := os.fork()):
+        try:
+            in_the_child(memory, views, want)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         return
+    assert os.waitpid(child, 0)[1] == 0
     assert memory.resident == resident
     check(memory, want)
     step(memory)
     memory.check_owner()
     print("fine")
-
-
-def is_child_after(act: Callable[[], None]) -> bool:
-    """Fork.  The child acts, and is to end as any process does, with all that is run at exit; the parent waits."""
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0
-        return False
-    try:
-        act()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    return True
 
 
 def in_the_child(memory: FileArena, views: list[torch.Tensor], want: list[torch.Tensor]) -> None:
@@ -241,28 +232,8 @@ def in_the_child(memory: FileArena, views: list[torch.Tensor], want: list[torch.
     gc.collect()
 
 
-def child_of_resident_state() -> None:
-    """State that is all in memory is each process's own, as any tensor is."""
-    memory = small(10)
-    want = fill(memory)
-
-    def use() -> None:
-        memory.check_owner()
-        memory.prepare()
-        step(memory)
-        assert_holds(memory, [w + 1 + i for i, w in enumerate(want)])
-        assert refusal(lambda: memory.move(0)), "wrote the parent's file"
-        assert memory.resident == 10
-
-    if not is_child_after(use):
-        check(memory, want)
-        print("fine")
-
-
-@pytest.mark.parametrize("program", [("forked", 3), ("child_of_resident_state",)], ids=["of the file", "resident"])
-def test_a_fork_uses_its_own_state_and_leaves_the_parents(program: tuple[object, ...]) -> None:
-    said = python(__file__, *program, OMP_NUM_THREADS="1")  # a forked child has no threads of OpenMP
-    assert "fine" in said
+def test_a_fork_uses_its_own_state_and_leaves_the_parents() -> None:
+    assert "fine" in python(__file__, OMP_NUM_THREADS="1")  # a forked child has no threads of OpenMP
 
 
 def test_an_arena_takes_one_descriptor(folder: Path) -> None:
@@ -273,4 +244,4 @@ def test_an_arena_takes_one_descriptor(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](*map(json.loads, sys.argv[2:]))
+    forked(3)

