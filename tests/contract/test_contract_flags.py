@@ -7,8 +7,7 @@ import itertools
 
 import torch
 
-from tests.contract.odd_values import group_of, odd_values, switches, tried
-from tests.contract.scenarios import FLAGS, World, ordinary, reference, scenario
+from tests.contract.scenarios import FLAGS, World, group_of, odd_values, ordinary, reference, scenario, switches, tried
 from tests.world import give
 
 CHAPTER = "hyperparameters"

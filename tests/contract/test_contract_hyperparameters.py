@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.contract.odd_values import group_of, odd_values, shown, switches, tried
-from tests.contract.scenarios import World, ordinary, scenario
+from tests.contract.scenarios import World, group_of, odd_values, ordinary, scenario, shown, switches
 from tests.specs import spec_of
 from tests.world import give
 
@@ -33,9 +32,6 @@ def test_values_of_zero(world: World) -> None:
             p.grad[3 * step : 3 * step + 4] = 0
             opt.step()
         world.show(label, opt, [p])
-    for label, betas in (("only beta1", (0.0, 0.9)), ("only beta2", (0.9, 0.0))):
-        if "betas" in zeros:
-            tried(world, label, betas=world.betas(*betas))
 
 
 @scenario(CHAPTER)
@@ -91,26 +87,6 @@ def test_warnings_of_values(world: World) -> None:
             world.say(label, [w.category.__name__ for w in caught])
     finally:
         torch.set_warn_always(once)
-
-
-@scenario(CHAPTER)
-def test_tensors_in_groups(world: World) -> None:
-    """Each group has a tensor of its own for each of its hyperparameters, and all change in place between steps."""
-    params = world.params()
-    groups: list[dict[str, Any]] = []
-    for i, p in enumerate(params):
-        own: dict[str, Any] = {"lr": torch.tensor(0.01 * (i + 1), device=world.device if i % 2 else "cpu")}
-        if "betas" in world.known:
-            own["betas"] = world.betas(torch.tensor(0.7 + 0.05 * i), torch.tensor(0.9 - 0.1 * i))
-        groups.append({"params": [p], **own})
-    opt = world.make(groups)
-    for step in range(4):
-        world.train(opt, params, [step])
-        for group in opt.param_groups:
-            group["lr"].mul_(0.7)
-            for beta in group.get("betas", ()):
-                beta.sub_(0.05)
-        world.show(f"step {step}", opt, params)
 
 
 @scenario(CHAPTER)

@@ -83,6 +83,14 @@ def stepped(
     return p, opt
 
 
+def params_of(
+    sizes: Iterable[int] = (3000, 17, 1, 40_000, 0), dtype: torch.dtype = torch.float32
+) -> list[torch.nn.Parameter]:
+    """Parameters of normally distributed numbers."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(n, generator=generator).to(dtype)) for n in sizes]
+
+
 def bits(params: Iterable[torch.Tensor], opt: Optimizer) -> list[torch.Tensor]:
     """Copies, on the CPU, of parameters and of their state."""
     return [t.detach().cpu().clone() for p in params for t in (p, *opt.state[p].values())]

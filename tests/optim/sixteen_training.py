@@ -45,17 +45,6 @@ def train(opt: torch.optim.Optimizer, params: Params, steps: Sequence[int] | ran
         opt.step()
 
 
-def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
-    """Parameters and all their state."""
-    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
-
-
-def alike(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True)
-    )
-
-
 def master(opt: torch.optim.Optimizer, p: torch.Tensor) -> torch.Tensor:
     (form,) = [form for form in SPLIT.values() if form.columns[1].key("param") in opt.state[p]]
     lost = opt.state[p][form.columns[1].key("param")]

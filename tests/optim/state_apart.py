@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import json
-import os
 import pickle
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
-from file_support import MIB, descriptors, disk_bytes, process_bytes
+from file_support import MIB, process_bytes
 
 from pagedopt import PagedAdamW
 from tests.world import numbers, steps
@@ -49,35 +46,6 @@ def replaced(placement: str) -> None:
         optimizer.step()
         sizes.append(process_bytes("VmRSS"))
     print(json.dumps(sizes))
-
-
-def join(optimizer: torch.optim.Optimizer, params: list[torch.nn.Parameter], one_a_step: bool) -> None:
-    """As many steps as there are parameters, of which one more each time, or all, have gradients."""
-    for step in range(len(params)):
-        grads = numbers((len(params), 10), step).unbind()
-        for p, grad in zip(params[: step + 1 if one_a_step else None], grads, strict=False):
-            p.grad = grad
-        optimizer.step()
-
-
-def late(one_a_step: bool) -> None:
-    """Print descriptors and bytes that 200 small parameters take, and whether one without gradients has state."""
-    params = [torch.nn.Parameter(numbers((10,), i)) for i in range(200)]
-    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    never = torch.nn.Parameter(torch.ones(1000))
-    first = torch.nn.Parameter(torch.ones(10))
-    join(PagedAdamW([first], device_budget=0), [first], True)  # what a compiler takes is not meant
-    optimizer = PagedAdamW([*params, never], device_budget=0)
-    before = descriptors(), process_bytes("RssAnon")
-    join(optimizer, params, one_a_step)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free between other things goes back, too
-    opened, anonymous = descriptors() - before[0], process_bytes("RssAnon") - before[1]
-    reported = optimizer.memory_report().by_place.get("file", 0)
-    in_files = disk_bytes(Path(os.environ["PAGEDOPT_STATE_DIR"]))
-    join(torch.optim.AdamW(others, foreach=True), others, one_a_step)
-    right = all(torch.allclose(a, b, rtol=1e-5, atol=1e-7) for a, b in zip(params, others, strict=True))
-    print(json.dumps([opened, in_files, anonymous, reported, never in optimizer.state, right]))
 
 
 def watched(acts: list[str], placement: str) -> None:
@@ -149,5 +117,5 @@ def queues(method: str) -> None:
 
 
 if __name__ == "__main__":
-    acts: dict[str, Callable[..., None]] = {"replaced": replaced, "late": late, "watched": watched, "queues": queues}
+    acts: dict[str, Callable[..., None]] = {"replaced": replaced, "watched": watched, "queues": queues}
     acts[sys.argv[1]](*map(json.loads, sys.argv[2:]))

@@ -13,7 +13,6 @@ import int8_oracle as oracle
 import pytest
 import torch
 from int8_support import flat, same
-from int8_training import PLACES
 from often import long_but
 from optim_support import through_file
 
@@ -24,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 NAMES = ("exp_avg", "exp_avg_sq")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FORMATS = [*DTYPES, "int8"]
+PLACES: dict[str, dict[str, Any]] = {"resident": {}, "file": {"placement": "file", "device_budget": 0}}
 ROOTS = {"exp_avg": 3, "exp_avg_sq": 4}
 
 

@@ -50,7 +50,6 @@ def changed(case: str, name: str, value: float) -> dict[str, Any]:
 PAIR = (0.75, 0.5)  # exact in float32, too
 PAIRS: dict[str, tuple[Any, type]] = {
     "tuple": (PAIR, float),
-    "list": ([*PAIR], float),
     "deque": (deque(PAIR), float),
     "numbers of NumPy": ((np.float32(0.75), np.float64(0.5)), float),
     "float64 array": (np.array(PAIR), float),

@@ -11,7 +11,6 @@ import int8_oracle as oracle
 import pytest
 import torch
 from int8_support import flat, same
-from int8_training import PLACES
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
@@ -94,13 +93,13 @@ def columns_of(saved: dict[str, torch.Tensor], like: torch.Tensor) -> list[torch
 
 
 #: What happens to an optimizer whose parameters have been given other strides.
-LATER: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "to": ("resident", lambda both: both),
-    "to, away": ("part", lambda both: both),
-    "deepcopy": ("resident", copy.deepcopy),
-    "deepcopy, away": ("file", copy.deepcopy),
-    "budget": ("file", lambda both: (both[0].set_device_budget("70%"), both)[1]),
-    "spill": ("file", lambda both: (both[0].unspill(), both[0].spill(), both)[2]),
+LATER: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "to": (None, lambda both: both),
+    "to, away": ("70%", lambda both: both),
+    "deepcopy": (None, copy.deepcopy),
+    "deepcopy, away": (0, copy.deepcopy),
+    "budget": (0, lambda both: (both[0].set_device_budget("70%"), both)[1]),
+    "spill": (0, lambda both: (both[0].unspill(), both[0].spill(), both)[2]),
 }  # fmt: skip
 
 
@@ -112,9 +111,9 @@ CASES += [("contiguous", "channels last", how) for how in LATER if not how.start
 def test_strides_that_change_in_training_change_no_number(case: tuple[str, str, str]) -> None:
     """A layout that changes back is followed, too; gradients have the strides of today."""
     before, after, how = case
-    place, act = LATER[how]
+    budget, act = LATER[how]
     still, theirs = trained(before, 5)
-    opt, params = trained(before, **PLACES[place])
+    opt, params = trained(before, device_budget=budget)
     lay_out(params, after)
     opt, params = act((opt, params))
     train(opt, params, 2, 3)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import DEVICES
+from optim_support import params_of
 from support import default_dtype
 from torch.nn import Parameter
 
@@ -17,7 +18,6 @@ from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
 from pagedopt.system import look as build
 from tests.acts import COUNTS, absent, nothing, set_groups
-from tests.optim.clipped import params_of
 from tests.optim.quick_steps import ROOTED, WARM, compiled, compiled_alone, look, nothing_is_queued, with_hook
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from optim_support import COPIES, ready
 from support import F16
 
 from pagedopt import PagedAdamW, PagedSGD
@@ -77,33 +76,30 @@ def test_without_any_gradient_a_step_does_nothing() -> None:
     assert not optimizer.state[p]
 
 
-@pytest.mark.parametrize("name", ["grad_scale", "found_inf"])
 @pytest.mark.parametrize("kind", [PagedAdamW, PagedSGD, torch.optim.AdamW], ids=lambda kind: kind.__name__)
-def test_groups_that_are_not_fused_refuse_a_scale(kind: Any, name: str) -> None:
-    p = torch.nn.Parameter(torch.ones(5))
-    p.grad = torch.ones(5)
-    optimizer = kind([p], lr=0.1)
-    setattr(optimizer, name, torch.tensor(0.5))
-    said = "" if kind is torch.optim.AdamW else "grad_scale"  # torch 2.6 says nothing
-    with pytest.raises(AssertionError, match=said):
-        optimizer.step()
-    assert torch.equal(p, torch.ones(5))
+def test_groups_that_are_not_fused_refuse_a_scale(kind: Any) -> None:
+    p = ready()
+    for name in ("grad_scale", "found_inf"):
+        optimizer = kind([p], lr=0.1)
+        setattr(optimizer, name, torch.tensor(0.5))
+        said = "" if kind is torch.optim.AdamW else "grad_scale"  # torch 2.6 says nothing
+        with pytest.raises(AssertionError, match=said):
+            optimizer.step()
+    assert torch.equal(p, torch.ones(3))
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("grad_scale", 2.0), ("found_inf", 1), ("grad_scale", torch.ones(2)), ("found_inf", "no")]
 )
 def test_what_is_no_tensor_of_one_number_is_refused(name: str, value: Any) -> None:
-    p = torch.nn.Parameter(torch.ones(5))
-    p.grad = torch.ones(5)
-    optimizer = PagedAdamW([p], fused=True)
+    optimizer = PagedAdamW([p := ready()], fused=True)
     setattr(optimizer, name, value)
     with pytest.raises(TypeError, match=rf"{name} is .*; it must be a tensor of one number, or None"):
         optimizer.step()
-    assert torch.equal(p, torch.ones(5))
+    assert torch.equal(p, torch.ones(3))
 
 
-@pytest.mark.parametrize("how", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize("how", COPIES.values(), ids=COPIES)
 def test_copies_are_unscaled_first_as_torchs(how: Any) -> None:
     for kind in (PagedAdamW, torch.optim.AdamW):
         optimizer = kind([torch.nn.Parameter(torch.ones(3))], fused=True)

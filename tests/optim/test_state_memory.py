@@ -9,15 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from children import python
-from file_support import MIB, environment
+from file_support import MIB, environment, open_files
 
+from pagedopt import PagedAdamW
 from tests.optim import state_apart
 from tests.optim.state_apart import NUMEL, trained
+from tests.world import give, numbers
 
 SCRIPT = str(state_apart.__file__)
 SAVING = ["save a tensor", "save an entry", "save all"]
@@ -86,19 +89,14 @@ def test_replacing_all_state_leaves_no_memory_behind(placement: str) -> None:
     assert first <= 1.05 * made + (51 * MIB if placement == "file" else 0)
 
 
-@pytest.mark.long
-def test_parameters_that_join_late_share_files() -> None:
-    opened, in_files, anonymous, reported, never, right = run_apart("late", True)
-    assert right
-    assert not never
-    assert opened < 40
-    opened_at_once, in_files_at_once, anonymous_at_once, reported_at_once, _, right = run_apart("late", False)
-    assert right
-    assert opened_at_once <= opened
-    assert in_files - in_files_at_once <= 4 * MIB
-    assert reported - reported_at_once <= 4 * MIB
-    # Pages of which the allocator holds a part: torch's own optimizer leaves 1 MiB, a Python object here and there.
-    assert in_files + anonymous - in_files_at_once - anonymous_at_once <= 8 * MIB
+def test_parameters_that_join_late_share_files(folder: Path) -> None:
+    params = [torch.nn.Parameter(numbers((10,), i)) for i in range(200)]
+    optimizer = PagedAdamW(params, device_budget=0)
+    for count in range(1, len(params) + 1):
+        give(params[:count], count)
+        optimizer.step()
+    assert open_files(folder) == 1
+    assert optimizer.memory_report().by_place["file"] <= MIB
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
