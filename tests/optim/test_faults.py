@@ -13,7 +13,7 @@ import pytest
 from file_support import open_files
 from gpu_support import NEEDED, assert_clean
 from often import long_but
-from shots import EVERY, each, failure_at, judge_failure, judge_signal, judge_two, signal_at, two_at
+from shots import EVERY, each, failure_at, hit, judge_failure, judge_signal, judge_two, signal_at, two_at
 
 from tests.optim.faults import Scene, Stage, scenes
 
@@ -50,3 +50,11 @@ def test_a_failure_of_any_call(scene: Scene) -> None:
 def test_a_second_interrupt(scene: Scene) -> None:
     """It may tear the step or the load, and then this is said."""
     each(scene, two_at, judge_two, Stage)
+
+
+@pytest.mark.parametrize("case", ["adamw", "clipped"])
+def test_an_interrupt_at_each_line_of_a_quick_step(case: str) -> None:
+    scene = Scene("quick step", "resident", case)
+    Stage.expected(scene)
+    lines = lambda seen: range(1, seen.events + 1)  # noqa: E731
+    hit(lambda: Stage(scene), lambda stage: stage.act, signal_at, lines, judge_signal)
