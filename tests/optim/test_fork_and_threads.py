@@ -7,7 +7,6 @@ import copy
 import functools
 import json
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from children import python
 from held import forked, held_by_another, together
 from optim_support import bits, same
+from shots import interrupted
 from support import threads
 
 from pagedopt import PagedAdamW
@@ -56,27 +56,6 @@ def test_workers_of_a_loader_are_forked_between_steps() -> None:
     assert run_apart("loader") == {"resident": True, "spilled": True, "half": True}
 
 
-def interrupted(optimizer: torch.optim.Optimizer, delay: float) -> bool:
-    """A step, and a real SIGINT from another thread; returns whether it was raised."""
-    main = threading.get_ident()
-
-    def send() -> None:
-        time.sleep(delay)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    sender = threading.Thread(target=send)
-    try:
-        sender.start()
-        optimizer.step()
-        sender.join()
-        time.sleep(0.01)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sender.join()
-    return False
-
-
 @threads(2)
 @pytest.mark.parametrize(("numel", "share"), [(2_000_003, None), (500_003, 0.5)], ids=["resident", "half"])
 def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: float | None) -> None:
@@ -94,7 +73,7 @@ def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: fl
         with torch.no_grad():
             param.copy_(start[0])
         optimizer.load_state_dict(saved)
-        assert interrupted(optimizer, took * 1.1 * trial / 20)
+        assert interrupted(optimizer.step, took * 1.1 * trial / 20)
         first = bits([param], optimizer)
         time.sleep(0.02)
         assert same(first, bits([param], optimizer)), "a thread goes on writing"
