@@ -226,6 +226,9 @@ COUNTS: dict[str, Act] = {
     "missing": lambda w: w.state[w.params[1]].pop("step"),
     "meta": counts(lambda t: t.to("meta")),
     "fill_": count_itself(lambda t: t.fill_(17)),
+    "fill_ with NaN": count_itself(lambda t: t.fill_(math.nan)),
+    "numpy().fill": count_itself(lambda t: t.numpy().fill(40)),  # which raises no version
+    "all add_": counts(lambda t: t.add_(2), True),
     "data": count_itself(lambda t: setattr(t, "data", torch.tensor(21.0))),
     "set_": count_itself(lambda t: t.set_(torch.tensor(6.0))),
     "resize_(0)": count_itself(lambda t: t.resize_(0)),

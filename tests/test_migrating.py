@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -75,23 +74,3 @@ def steps(net: torch.nn.Module, optimizer: torch.optim.Optimizer, seeds: range) 
         for p in net.parameters():
             p.grad = torch.randn(p.shape, generator=generator)
         optimizer.step()
-
-
-IGNORED = [
-    ("AdamW32bit", {"lr": 0.1}, {"amsgrad": True}),
-    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"dampening": 0.1}),
-    ("SGD32bit", {"lr": 0.1, "momentum": 0.9}, {"nesterov": True}),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "ignored"), IGNORED)
-def test_what_bitsandbytes_is_said_to_do_nothing_with(
-    name: str, options: dict[str, Any], ignored: dict[str, Any]
-) -> None:
-    kind = getattr(pytest.importorskip("bitsandbytes").optim, name)
-    torch.manual_seed(0)
-    nets = [torch.nn.Linear(16, 16) for _ in range(2)]
-    nets[1].load_state_dict(nets[0].state_dict())
-    for net, more in zip(nets, ({}, ignored), strict=True):
-        steps(net, kind(net.parameters(), **options, **more), range(4))
-    assert all(torch.equal(a, b) for a, b in zip(*(net.parameters() for net in nets), strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from paths import ROOT
 
 sys.path.append(str(ROOT / "scripts"))
 import plant_faults
-from mutants import Fault, draw, mutants
+from mutants import Fault, mutants
 
 #: Files by name.  Each test sees one of them, and `test_nothing` none.
 PROJECT = {
@@ -79,18 +78,6 @@ def test_faults_that_show_nothing_are_refused(copy: plant_faults.Copy) -> None:
         copy.with_fault(ONE, "test_it.py -k missing")
 
 
-def test_suites_are_compared_by_what_they_find(copy: plant_faults.Copy, capsys: pytest.CaptureFixture[str]) -> None:
-    file, records = copy.folder / "records", [{**fault._asdict(), "found": {}} for fault in (ONE, KERNEL)]
-    plant_faults.compare(copy, records, ["test_it.py -k here", "test_it.py -k nothing"], file)
-    capsys.readouterr()
-    plant_faults.compare(copy, json.loads(file.read_text()), ["test_it.py -k kernel"], file)
-    *_, ones, kernels = capsys.readouterr().out.splitlines()
-    assert (ones, kernels) == ("1 found by test_it.py -k here: [1]", "1 found by test_it.py -k kernel: [2]")
-    assert json.loads(file.read_text())[1]["found"] == {
-        "test_it.py -k here": None, "test_it.py -k nothing": None, "test_it.py -k kernel": "test_it.py::test_kernel",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "after"),
     [
@@ -115,17 +102,3 @@ def test_mutants_of_a_text(text: str, after: list[str]) -> None:
         text.replace(mutant.before, mutant.after) for mutant in mutants("x.py", text) if text.count(mutant.before) == 1
     ]
     assert sorted(found) == sorted(after)
-
-
-def test_a_seed_draws_the_same_mutants_again() -> None:
-    files = ["pagedopt/tables/*.py"]
-    drawn = draw(ROOT, files, 20, seed=1)
-    assert drawn == draw(ROOT, files, 20, seed=1) != draw(ROOT, files, 20, seed=2)
-    for mutant in drawn:
-        text = (ROOT / mutant.file).read_text()
-        assert text.count(mutant.before) == 1
-        compile(text.replace(mutant.before, mutant.after), mutant.file, "exec")
-    with pytest.raises(ValueError, match=r"no file is called pagedopt/tabels/\*\.py"):
-        draw(ROOT, ["pagedopt/tabels/*.py"], 1, seed=1)
-    with pytest.raises(ValueError, match="ask for fewer"):
-        draw(ROOT, files, 10**6, seed=1)

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from command_line import Program
 from paths import ROOT
-from slices import SLICES, VARIABLE, Slice, slice_of
+from slices import SLICES, Slice, slice_of
 
 
 def test_hooks_run_what_make_lint_runs() -> None:
@@ -24,11 +23,6 @@ def test_hooks_run_what_make_lint_runs() -> None:
     assert entries == ["ruff check", "ruff format --check"]
     for entry in entries:
         assert f"$(PY) -m {entry} .\n" in lint[0]
-
-
-def test_editors_and_ruff_agree_on_lines() -> None:
-    ruff = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]
-    assert f"max_line_length = {ruff['line-length']}" in (ROOT / ".editorconfig").read_text()
 
 
 def test_what_the_issue_template_asks_for_is_there(program: Program) -> None:
@@ -127,12 +121,3 @@ def test_each_long_test_is_in_one_slice() -> None:
 def test_a_slice_is_the_same_everywhere() -> None:
     """On any machine, in any process: 0xe1de0c67 and 0x334a0512 modulo 20."""
     assert [slice_of("tests/test_a.py::test_b"), slice_of("tests/test_a.py::test_b[µ-1]")] == [7, 18]
-
-
-@pytest.mark.parametrize("number", ["20", "-1", "one", ""])
-def test_what_is_no_slice_is_refused(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, number)
-    with pytest.raises(pytest.UsageError, match=f"'{number}'; give a number from 0 to 19"):
-        Slice.asked_for()
-    monkeypatch.delenv(VARIABLE)
-    assert Slice.asked_for() is None

@@ -44,7 +44,7 @@ BY_THEMSELVES = (KeyError, NotImplementedError)
 #: Where torch takes a meta tensor for a moment and updates nothing, without a word; here it is refused.
 LENIENT = ("momentum_buffer: other device",)
 #: Counts that only some of torch's classes read; others go on with them.
-UNREAD = ("step: two elements", "step: resize_(0)")
+UNREAD = ("step: two elements", "step: resize_(0)", "step: meta")
 #: Where ours on a GPU does what torch refuses, whose counts would have to lie on the device.
 BEYOND = ("capturable",)
 #: How far from torch's, in parts of the largest magnitude: torch rounds 16-bit state several times a step.

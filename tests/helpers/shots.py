@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -123,3 +125,24 @@ def at_lines_of(*functions: Callable[..., Any], gap: int = 0) -> Shoot:
         return interrupt_at((at, at + gap) if gap else at, signal.SIGINT, act, of=functions)
 
     return shoot
+
+
+def interrupted(act: Callable[[], Any], delay: float) -> bool:
+    """Whether a SIGINT that another thread sends after so many seconds rises in ``act``, or behind its end."""
+    main = threading.get_ident()
+
+    def send() -> None:
+        time.sleep(delay)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        act()
+        sender.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sender.join()
+    return False

@@ -14,7 +14,7 @@ import torch
 from stand_ins import refusal
 
 from tests.specs import ADAMW, BY_STATE
-from tests.world import Params, give, parameter, steps
+from tests.world import QUICK, Params, give, parameter, record, steps
 
 Values = dict[tuple[Any, str], Any]
 
@@ -147,6 +147,15 @@ def step(stage: Stage, before: int = 0) -> Callable[[], Any]:
     return stage.ready(before)
 
 
+def quick_step(stage: Stage) -> Callable[[], Any]:
+    """One compiled call, whose learning rate is a new one."""
+    stage.begin(8)
+    assert stage.theirs or not QUICK or record(stage.optimizer) is not None
+    for group in stage.optimizer.param_groups:
+        group["lr"] *= 0.5
+    return stage.ready(8)
+
+
 def step_with_group(stage: Stage) -> Callable[[], Any]:
     add_group(stage)()
     return stage.ready()
@@ -214,6 +223,7 @@ OPERATIONS: dict[str, Operation] = {
     "construct": lambda stage: stage.construct,
     "first step": step,
     "step": functools.partial(step, before=2),
+    "quick step": quick_step,
     "step with group": step_with_group,
     "step after a cast": step_after_a_cast,
     "step after a move": step_after_a_move,
@@ -231,6 +241,8 @@ OPERATIONS: dict[str, Operation] = {
 }
 _AWAY, _HALF = ("spilled", "half"), ("half",)
 PLACED = {"budget up": _AWAY, "budget down": _AWAY, "spill": _HALF, "unspill": _HALF}
+#: State is resident.
+HERE = {"quick step": ("resident",)}
 #: What torch's AdamW refuses.
 OF_SGD = ("step after a cast",)
 
@@ -238,7 +250,7 @@ OF_SGD = ("step after a cast",)
 def scenes(device: str = "cpu") -> list[Scene]:
     everywhere = ("resident", "spilled", "half")
     of_adamw = [operation for operation in OPERATIONS if operation not in OF_SGD]
-    chosen = [("adamw", operation, PLACED.get(operation, everywhere)) for operation in of_adamw]
+    chosen = [("adamw", operation, {**PLACED, **HERE}.get(operation, everywhere)) for operation in of_adamw]
     others = [("momentum", operation) for operation in ("first step", "step", *OF_SGD)]
     others += [("clipped", operation) for operation in ("first step", "step")]
     if device == "cuda":

@@ -292,8 +292,8 @@ TRAINED: dict[str, Loop] = {
 }  # fmt: skip
 #: Left to the long tests.
 LONG = {
-    "half of it resident", "checkpoint", "frozen", "schedule", "new weight_norm", "spectral_norm", "dropout",
-    "shuffled", "two models", "two optimizers", "accumulation", "a group more", "prompt outside",
+    "half of it resident", "checkpoint", "schedule", "new weight_norm", "spectral_norm",
+    "two models", "two optimizers", "accumulation", "a group more",
     "recorded in a transform", "share_memory", "a part's state_dict", "decoded_state_dict", "both through a file",
     "spill, unspill", "attach again", "pickle", "joined: spectral_norm", "joined: a hook in front",
     "joined: another weight", "joined: a weight that is tied", *(name for name in TRAINED if "none is queued" in name),

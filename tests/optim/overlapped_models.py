@@ -55,13 +55,6 @@ class Checkpointed(nn.Module):
         return x
 
 
-def frozen(width: int) -> list[nn.Module]:
-    net = linears(width, LAYERS * 2)
-    for layer in net[: LAYERS * 2 : 4]:
-        layer.requires_grad_(False)
-    return [net]
-
-
 def normed(how: Callable[[nn.Module], nn.Module]) -> Callable[[int], list[nn.Module]]:
     def make(width: int) -> list[nn.Module]:
         net = linears(width)
@@ -113,21 +106,6 @@ class Late(nn.Module):
         return self.net(x)
 
 
-class Shuffled(nn.Module):
-    """Calls its modules in another order each time, some of them twice."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.layers, self.calls = nn.ModuleList(linears(width)[::2]), 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        order = torch.randperm(len(self.layers), generator=torch.Generator().manual_seed(self.calls))
-        self.calls += 1
-        for i in [*order.tolist(), *order[:3].tolist()]:
-            x = self.layers[i](x).tanh()
-        return x
-
-
 class Skipping(nn.Module):
     """Skips half of its layers in every second forward."""
 
@@ -139,26 +117,6 @@ class Skipping(nn.Module):
         self.calls += 1
         y: Tensor = self.net(x) if self.calls % 2 else self.net[: len(self.net) // 2](x)
         return y
-
-
-class Prompt(nn.Module):
-    """Adds parameters to what comes in: one that is not in a model, as its loop attaches none of it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.prompt = nn.Parameter(torch.randn(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.prompt
-
-
-class Temperature(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.temperature
 
 
 class Blocks(nn.Module):
@@ -268,18 +226,6 @@ def twice(loop: Loop) -> list[Any]:
     return [loop.adamw(loop.models[0].parameters()), loop.adamw(loop.models[0].parameters(), lr=0.007)]
 
 
-class Dropped(nn.Module):
-    """Dropout, and a batch norm's buffers."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.net, self.norm, self.drop = linears(width), nn.BatchNorm1d(width), nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(self.net(self.drop(x)))
-        return y
-
-
 def split(loop: Loop) -> None:
     opt = loop.opts[0]
     if loop.number == 3:
@@ -296,7 +242,6 @@ LOOPS: dict[str, Loop] = {
     "encoder": Loop(lambda w: [Encoder(w)], hook_plain=True, data=(2, 3)),
     "checkpoint": Loop(lambda w: [Checkpointed(w, False)]),
     "reentrant": Loop(lambda w: [Checkpointed(w, True)]),
-    "frozen": Loop(frozen),
     "accumulation": Loop(micro=3),
     "clipping": Loop(between=clip),
     "scaler": Loop(step=scaled, enough=6),
@@ -307,8 +252,6 @@ LOOPS: dict[str, Loop] = {
     "spectral_norm": Loop(normed(nn.utils.parametrizations.spectral_norm)),
     "functional": Loop(lambda w: [Functional(w)]),
     "late": Loop(lambda w: [Late(w)], enough=7),
-    "shuffled": Loop(lambda w: [Shuffled(w)]),
-    "dropout": Loop(lambda w: [Dropped(w)]),
     "regularizer": Loop(lambda w: [Skipping(w)], loss=regularized, enough=4),
     "evaluation": Loop(behind=evaluate, enough=5),
     "two models": Loop(lambda w: [linears(w), linears(w, 9)]),
@@ -317,9 +260,6 @@ LOOPS: dict[str, Loop] = {
     "a group more": Loop(before=split, enough=6),
     "encoder outside": Loop(
         lambda w: [linears(w, 9), linears(w)], attach=lambda loop: loop.models[1:], enough=4, outside=18
-    ),
-    "prompt outside": Loop(
-        lambda w: [Prompt(w), linears(w), Temperature()], attach=lambda loop: loop.models[1:2], outside=2
     ),
     "blocks alone": Loop(lambda w: [Blocks(w)], attach=lambda loop: [loop.models[0].blocks], outside=4),  # type: ignore[list-item]
     "transforms": Loop(step=by_transforms(lambda number: number % 3), enough=5),

@@ -325,13 +325,6 @@ def test_the_registry_and_the_names_of_the_package_cost_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-@pytest.mark.parametrize("entry", BY_NAME)
-def test_an_unknown_option_is_named_as_python_names_it(entry: Entry) -> None:
-    params = [torch.nn.Parameter(torch.ones(3))]
-    with pytest.raises(TypeError, match=rf"{entry.name}.__init__\(\) got an unexpected keyword argument 'budget'"):
-        entry.optimizer(params, budget=0)
-
-
 def test_every_option_has_a_default_and_is_kept() -> None:
     assert set(DEFAULTS) == set(Options.__annotations__)
     given: dict[str, Any] = {

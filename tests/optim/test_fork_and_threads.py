@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import copy
-import functools
-import json
+import io
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,66 +13,74 @@ from typing import Any
 
 import pytest
 import torch
-from children import python
 from held import forked, held_by_another, together
 from optim_support import bits, same
+from shots import interrupted
+from stand_ins import refusal
 from support import threads
 
 from pagedopt import PagedAdamW
 from pagedopt.optim.rule_optimizer import OptimizerLock
-from tests.optim import fork_apart
-from tests.optim.faults import Scene, Stage, is_same
+from tests.optim.faults import Scene, Stage, is_same, other_training
 from tests.world import numbers
 
 pytestmark = pytest.mark.usefixtures("folder")
 
 
-@functools.cache
-def run_apart(name: str) -> Any:
-    """What a function of ``fork_apart.py`` returns for each placement."""
-    return json.loads(python(fork_apart.__file__, name))
+def trained(placement: str) -> Stage:
+    """After two steps, with gradients for the next."""
+    stage = Stage(Scene("state_dict", placement))
+    stage.ready()
+    return stage
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("placement", ["spilled", "half"])
+@pytest.mark.parametrize("placement", ["resident", "spilled", "half"])
 def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> None:
-    refused, done, code, unchanged, goes_on = run_apart("fork")[placement]
-    writes = {"step", "load", "budget", *(["spill"] if placement == "half" else [])}
-    assert {name for name, text in refused.items() if "fork" in text} >= writes, refused
-    assert done == {"values": True, "copy": True, "report": True}
-    assert (code, unchanged, goes_on) == (7, True, True)
+    """It has resident state of its own, and reads, copies and reports what is in a file."""
+    stage, twin = trained(placement), trained("resident")
+    opt, before, saved = stage.optimizer, stage.values(), other_training(stage.scene)
+    writes = [opt.step, lambda: opt.load_state_dict(saved)]
+    if placement != "resident":
+        writes += [lambda: opt.set_device_budget(None), *([opt.spill] if placement == "half" else [])]
+
+    def child() -> bool:
+        torch.save(opt.state_dict(), io.BytesIO())
+        own, copies = copy.deepcopy((opt, stage.params))
+        for p, original in zip(copies, stage.params, strict=True):  # a copied parameter has no gradient
+            p.grad = original.grad
+        own.step()
+        twin.optimizer.step()
+        refused = ["fork" in refusal(act) for act in writes]
+        done = all(map(torch.equal, copies, twin.params)) and bool(str(opt.memory_report()))
+        return done and set(refused) == {placement != "resident"}
+
+    assert forked(child)
+    assert is_same(stage.values(), before, False)
+    for each in (stage, twin):
+        each.optimizer.step()
+        each.train(2, 5)
+    assert is_same(stage.values(), twin.values(), False)
 
 
-@pytest.mark.long
-def test_a_forked_child_has_resident_state_of_its_own() -> None:
-    refused, _, code, unchanged, goes_on = run_apart("fork")["resident"]
-    assert (refused["step"], refused["load"]) == ("", "")
-    assert (code, unchanged, goes_on) == (7, True, True)
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """Ones."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(3)
 
 
-def test_workers_of_a_loader_are_forked_between_steps() -> None:
-    assert run_apart("loader") == {"resident": True, "spilled": True, "half": True}
-
-
-def interrupted(optimizer: torch.optim.Optimizer, delay: float) -> bool:
-    """A step, and a real SIGINT from another thread; returns whether it was raised."""
-    main = threading.get_ident()
-
-    def send() -> None:
-        time.sleep(delay)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    sender = threading.Thread(target=send)
-    try:
-        sender.start()
-        optimizer.step()
-        sender.join()
-        time.sleep(0.01)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sender.join()
-    return False
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("placement", ["resident", "spilled", "half"])
+def test_workers_of_a_loader_are_forked_between_steps(placement: str) -> None:
+    stage, twin = trained(placement), trained("resident")
+    batches = torch.utils.data.DataLoader(Rows(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for number, _ in enumerate(batches):
+        for each in (stage, twin):
+            each.train(1, number)
+    assert is_same(stage.values(), twin.values(), False)
 
 
 @threads(2)
@@ -94,7 +100,7 @@ def test_when_an_interrupt_rises_no_thread_writes_any_more(numel: int, share: fl
         with torch.no_grad():
             param.copy_(start[0])
         optimizer.load_state_dict(saved)
-        assert interrupted(optimizer, took * 1.1 * trial / 20)
+        assert interrupted(optimizer.step, took * 1.1 * trial / 20)
         first = bits([param], optimizer)
         time.sleep(0.02)
         assert same(first, bits([param], optimizer)), "a thread goes on writing"

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,12 +17,13 @@ from support import default_dtype
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedNAdam
+from pagedopt.formats import Column, Format
 from pagedopt.optim import columns as encoding
 from pagedopt.rules.nadam import nadam
-from tests.acts import GROUPS, absent
+from tests.acts import COUNTS, GROUPS, absent
 from tests.loads import MOVES
 from tests.outside.format import Int8Blocks
-from tests.specs import CASES, Case
+from tests.specs import CASES, F32, F64, Case
 from tests.world import SIDES, Act, Params, World, Worlds, groups_of, parameters, steps
 
 FORM = Int8Blocks()
@@ -89,6 +91,43 @@ def test_state_of_another_dtype_keeps_it_when_it_comes_home_and_in_copies() -> N
     for state, store in ((opt.state[p], opt.store), (copied.state[twin], copied.store)):
         assert not any(store.is_outside_arenas(state[name]) for name in ("exp_avg", "exp_avg_sq"))
         assert all(state[name].dtype is value.dtype and torch.equal(state[name], value) for name, value in want.items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means(Format):
+    """A mean for each 64 elements, and nothing for each of them."""
+
+    name: str = "means of 64"
+    columns: tuple[Column, ...] = (Column("mean", torch.float32, 64),)
+    block: int = 64
+    cuda_type: str = "Means"
+    cuda_text: str = "struct Means {};"
+    numba_load: str = "for i in range(live):\n    x[i] = S(mean[0])\n"
+    numba_store: str = (
+        "total = np.float32(0)\nfor i in range(live):\n    total += np.float32(x[i])\n"
+        "mean[0] = total / np.float32(live)\n"
+    )
+
+    def encode(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        padded = torch.nn.functional.pad(values.float(), (0, -len(values) % 64))
+        return (padded.view(-1, 64).mean(1),)
+
+    def decode(self, *columns: torch.Tensor, numel: int) -> torch.Tensor:
+        return columns[0].repeat_interleave(64)[:numel]
+
+
+@pytest.mark.parametrize("numel", [100, 128])
+def test_nothing_is_written_behind_a_parameter_that_was_cut_down(numel: int) -> None:
+    memory, gradient = torch.zeros(numel), torch.ones(numel)
+    cut, other = torch.nn.Parameter(memory[:]), torch.nn.Parameter(torch.zeros(50))
+    optimizer = PagedAdamW([cut, other], lr=0.1, state_format=Means(), device_budget=0)
+    cut.grad, other.grad = gradient, torch.ones(50)
+    optimizer.step()
+    behind = memory[70:].clone()
+    cut.data = cut.data[:70]
+    cut.grad = gradient[:70]
+    optimizer.step()
+    assert torch.equal(memory[70:], behind)
 
 
 # --- numbers that each parameter has for itself beside ``step``: torch's NAdam ----------------------------------------
@@ -167,6 +206,11 @@ def test_nadam_is_torch_s_whatever_is_done(act: str) -> None:
         entries = [worlds.ours[0].state[worlds.ours[0].params[i]] for i in (0, 4)]
         assert any(entries[0][name] is entries[1][name] for name in ("step", "mu_product"))
     assert not worlds.over
+
+
+def test_a_count_that_parameters_of_two_dtypes_share_is_taken_in_their_order() -> None:
+    """As in torch's loop, and not in the order of launches."""
+    assert not Worlds(CASES["adamw"], *SIDES, dtypes=(F32, F64)).step(3).do(COUNTS["shared"]).step(3).over
 
 
 @default_dtype(torch.float64)

@@ -21,7 +21,7 @@ from pagedopt.formats.int8 import BLOCK, FEWEST, MAX_DECAY, SLOW
 from pagedopt.optim.options import MAX_SEED, TABLE
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
-from pagedopt.planning.rates import ASSUMED, WORDS
+from pagedopt.planning.rates import ASSUMED
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
@@ -221,8 +221,3 @@ def test_an_optimizer_says_where_its_state_is() -> None:
     assert float(found[1]) + float(found[2]) == pytest.approx(8, abs=0.3)
     made.state[made.param_groups[0]["params"][0]]["exp_avg"] = torch.zeros(1 << 20)
     assert "placement file+device" in repr(made)
-
-
-def test_words_of_rates_are_of_all_of_them() -> None:
-    assert all(getattr(ASSUMED, name) for name in WORDS)
-    assert set(WORDS) == set(ASSUMED.as_dict()["bytes_per_second"])

@@ -8,7 +8,9 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import random
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from shots import (
     at_lines_of,
     failure_at,
     hit,
+    interrupted,
     last_times,
     signal_at,
     spread,
@@ -46,7 +49,6 @@ from pagedopt.optim.overlap.within import Within
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
 from pagedopt.placements.file import FileArena, FileMover
-from tests.optim.stray_signals import stray_signals
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),
@@ -285,8 +287,9 @@ def test_one_that_fails_or_is_interrupted_does_not_keep_others_from_being_carrie
 
 
 @pytest.mark.parametrize("rounds", [24, pytest.param(600, marks=pytest.mark.long)])
-def test_sigint_at_random_times(rounds: int) -> None:
+def test_sigint_at_random_times(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a loop that saves after each step: what is counted has been taken, and nothing else."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # it may rise in a finalizer
     many = lambda width: [nn.Sequential(*(nn.LayerNorm(width) for _ in range(40)))]  # noqa: E731
     loop, twin = ready(make=many), ready(False, many)
     (opt,), (model,) = loop.opts, loop.models
@@ -294,18 +297,15 @@ def test_sigint_at_random_times(rounds: int) -> None:
     def iteration() -> None:
         opt.zero_grad()
         loop.train(1)
-
-    def save() -> None:
         copy.deepcopy(opt.state_dict())
 
-    hits = 0
-    with stray_signals(seed=rounds) as call:
-        while hits < rounds:
-            if call(iteration, 0.05) or call(save, 0.001):
-                hits += 1
-                loop.number = int(opt.state[next(model.parameters())]["step"])
-                twin.train(loop.number - twin.number)
-                assert all(map(torch.equal, loop.values(), twin.values())), f"after {hits} interrupts"
+    chance = random.Random(rounds)
+    for number in range(rounds):
+        while not interrupted(iteration, chance.uniform(0, 0.05)):
+            pass
+        loop.number = int(opt.state[next(model.parameters())]["step"])
+        twin.train(loop.number - twin.number)
+        assert all(map(torch.equal, loop.values(), twin.values())), f"after {number + 1} interrupts"
     assert loop.hidden() > 0
 
 

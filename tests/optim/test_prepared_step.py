@@ -1,4 +1,4 @@
-"""A prepared step is a value; what is compared between steps keeps nothing alive; one question is asked once."""
+"""A prepared step is a value; what is compared between steps keeps nothing alive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from calls import PACKAGE, calls
 from optim_support import ADAMW, bits, ready, same
 from support import threads
 
-import pagedopt
 from pagedopt import PagedAdamW
 from pagedopt.kernels import cpu
 from pagedopt.optim import seen
@@ -271,36 +270,6 @@ def test_a_compiled_loop_finds_what_python_finds() -> None:
     if compare_tensors._compiled_loop() is None:
         pytest.skip("this torch or Python has no such private parts")
     assert compare_tensors.addresses((*tensors,)) == compare_tensors.addresses((*tensors,), sure=False)
-
-
-# --- a step asks once -------------------------------------------------------------------------------------------------
-
-
-def test_a_step_asks_the_store_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    params, opt = trained(3, device_budget=0)
-    asked: list[str] = []
-    for name in ("make_ready", "check_owner", "create", "forget"):
-        plain = getattr(type(opt.store), name)
-
-        def noted(self: Any, *args: Any, _name: str = name, _plain: Any = plain, **kwargs: Any) -> Any:
-            asked.append(_name)
-            return _plain(self, *args, **kwargs)
-
-        monkeypatch.setattr(type(opt.store), name, noted)
-    step(params, opt, 3)
-    assert asked == ["make_ready"]
-
-
-def test_a_kernel_is_looked_up_when_formats_change_and_not_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    params, opt = trained(3)
-    looked: list[Any] = []
-    plain = pagedopt.launch.sweep.cpu.kernel
-    monkeypatch.setattr(pagedopt.launch.sweep.cpu, "kernel", lambda *given: looked.append(given) or plain(*given))
-    step(params, opt, 3)
-    assert not looked
-    opt._plan = None
-    opt.step()
-    assert looked
 
 
 # --- how many functions of the package a warm step runs through: each costs host time, most of all with cold caches ---

@@ -14,18 +14,15 @@ import pytest
 import torch
 from calls import calls
 from gpu_support import NEEDED
-from injector import interrupt_at
-from optim_support import same
 from support import threads
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import quick
-from pagedopt.system import look as build
 from tests.optim.quick_steps import Warm, compiled_alone, nothing_is_queued
 from tests.specs import CASES
-from tests.world import PYTHON, RESIDENT, World, Worlds, bits, give, numbers, one_group, parameters, record, steps
+from tests.world import PYTHON, RESIDENT, World, Worlds, give, numbers, one_group, parameters, record, steps
 
 __all__ = ["nothing_is_queued"]  # fixtures
 pytestmark = compiled_alone
@@ -217,52 +214,3 @@ def test_no_memory_of_the_user_s_is_kept(simple: tuple[Any, list[Parameter]]) ->
     assert record(optimizer)
     assert [ref() for ref in (*storages, *states)] == [None] * len([*storages, *states])
     optimizer.step()
-
-
-@pytest.mark.parametrize(("news", "clip"), [(1, None), (3, None), (1, 0.5)], ids=["once", "again and again", "clipped"])
-def test_an_interrupt_at_each_line_leaves_a_whole_step_or_none(
-    news: int, clip: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The learning rate is a new one, as in some steps before."""
-
-    def made() -> World:
-        world = World(CASES["adamw"], RESIDENT, clip=clip)
-        steps(world.optimizer, world.params, 4)
-        for step in range(news):
-            for group in world.groups:
-                group["lr"] = group["lr"] * 0.5 + 0.125
-            if step < news - 1:
-                steps(world.optimizer, world.params, 1, 20 + step)
-        give(world.params, 4)
-        return world
-
-    def finished(world: World) -> list[torch.Tensor]:
-        steps(world.optimizer, world.params, 2, 5)
-        world.groups[-1]["lr"] = 0.375
-        steps(world.optimizer, world.params, 2, 7)
-        return [bits(t).clone() for t in (*world.params, *world.tensors().values())]
-
-    def finished_in_python(world: World) -> list[torch.Tensor]:
-        monkeypatch.setenv(build.VARIABLE, "python")
-        other = World(CASES["adamw"], RESIDENT, clip=clip)
-        monkeypatch.delenv(build.VARIABLE)
-        for p, q in zip(world.params, other.params, strict=True):
-            q.data.copy_(p)
-        other.optimizer.load_state_dict(world.optimizer.state_dict())
-        return finished(other)
-
-    taken, left = made(), made()
-    taken.optimizer.step()
-    of_taken, of_left = finished_in_python(taken), finished_in_python(left)
-    events = interrupt_at(10**6, signal.SIGINT, made().optimizer.step).events
-    assert events > 40
-    kinds = set()
-    for at in range(1, events + 1):
-        world = made()
-        count = world.state[world.params[0]]["step"].item()
-        out = interrupt_at(at, signal.SIGINT, world.optimizer.step)
-        assert isinstance(out.error, KeyboardInterrupt)
-        stepped = world.state[world.params[0]]["step"].item() > count
-        kinds.add(stepped)
-        assert same(finished(world), of_taken if stepped else of_left), out.shots
-    assert kinds == {False, True}

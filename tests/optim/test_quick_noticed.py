@@ -11,13 +11,12 @@ import pytest
 import torch
 from gpu_support import DEVICES
 from optim_support import params_of
-from support import default_dtype
 from torch.nn import Parameter
 
 from pagedopt import PagedAdamW, PagedSGD
 from pagedopt.rules.sgd import sgd
 from pagedopt.system import look as build
-from tests.acts import COUNTS, absent, nothing, set_groups
+from tests.acts import absent, nothing, set_groups
 from tests.optim.quick_steps import ROOTED, WARM, compiled, compiled_alone, look, nothing_is_queued, with_hook
 from tests.specs import BY_STATE, CASES, Case
 from tests.world import (
@@ -152,29 +151,6 @@ def test_counts_whose_memory_goes_are_not_read() -> None:
 
 def of_counts(change: Callable[[list[Any]], object]) -> Callable[[World], object]:
     return lambda world: change([world.state[p]["step"] for p in world.params])
-
-
-WRITES: dict[str, Callable[[World], object]] = {
-    "one": COUNTS["fill_"],
-    "all": of_counts(lambda counts: [count.add_(2) for count in counts]),
-    "all to zero": of_counts(lambda counts: [count.zero_() for count in counts]),
-    "the last, through NumPy": of_counts(lambda counts: counts[-1].numpy().fill(40)),  # which raises no version
-    "what is no number": of_counts(lambda counts: counts[0].fill_(float("nan"))),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("write", WRITES)
-def test_counts_that_somebody_writes_are_read(write: str, dtype: torch.dtype) -> None:
-    with default_dtype(dtype):
-        worlds = Worlds(ADAMW, RESIDENT, PYTHON).step(1)
-    for _ in range(2):
-        worlds.step(6)
-        assert record(worlds.ours[0].optimizer)
-        worlds.do(WRITES[write])
-    worlds.step(3)
-    assert not worlds.over
-    assert {t.dtype for (_, name), t in worlds.ours[0].tensors().items() if name == "step"} == {dtype}
 
 
 def entries(change: Callable[[dict[str, Any]], Any]) -> Callable[[World], None]:
@@ -358,13 +334,15 @@ def another_norm(world: World) -> None:
         world.optimizer.max_grad_norm = 0.25 * (world.count + 1)
 
 
+#: Each rule, each way to store, each norm, and norms that change, twice.
 CASES_OF_NORMS = [
     pytest.param(name, side, norm, act, id=f"{name}-{side.name}-{norm}-{act.__name__}")
-    for name in ("adamw", "momentum", "lion")
-    for side in (RESIDENT, INT8[0])
-    for norm in (0.25, 1e9, float("inf"))
-    for act in (nothing, another_norm)
-]
+    for name, side, norm, act in (
+        ("adamw", RESIDENT, 0.25, nothing), ("adamw", INT8[0], float("inf"), another_norm),
+        ("momentum", RESIDENT, float("inf"), nothing), ("momentum", INT8[0], 1e9, another_norm),
+        ("lion", RESIDENT, 1e9, another_norm), ("lion", INT8[0], 0.25, nothing),
+    )
+]  # fmt: skip
 
 
 def of_many_chunks(device: str) -> list[torch.Tensor]:

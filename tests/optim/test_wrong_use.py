@@ -85,11 +85,6 @@ def test_an_estimate_of_any_bytes_can_be_made() -> None:
     assert [pagedopt.estimate("7B", device_budget=Budget(nbytes)).budget for nbytes in (1, 4095)] == [1, 4095]
 
 
-@pytest.mark.parametrize("budget", [0, 0.5, 1.0, 4096, "1%", "4KiB", None])
-def test_a_budget_that_may_be_meant_is_taken(budget: Any) -> None:
-    make(device_budget=budget).set_device_budget(budget)
-
-
 def test_an_optimizer_that_was_pickled_with_such_a_budget_is_read() -> None:
     state = make(device_budget="50%").__getstate__()
     state["_options"]["device_budget"] = 50

@@ -323,3 +323,11 @@ def test_beyond_a_share_of_what_is_free_it_is_refused(fake: Driver, monkeypatch:
         driver.allocate_managed((1 << 18) + 1, 0)
     assert not fake.given
     driver.allocate_managed(1 << 18, 0)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 31, (1 << 31) + 512])
+def test_a_single_large_range_can_be_a_node(nbytes: int) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    p = Copy(1 << 40, 1 << 41, nbytes).parameters()
+    assert p.WidthInBytes <= min(p.srcPitch, p.dstPitch)
+    assert max(p.srcPitch, p.dstPitch) < 1 << 31
