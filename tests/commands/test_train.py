@@ -213,6 +213,7 @@ def test_ctrl_c_shows_the_table_so_far(
 BAD_VALUES = {
     ("--batch", "0"): "--batch 0: must be from 1 to 4,096",
     ("--threads", "100000"): "--threads 100000: must be from 1 to",
+    ("--device", "toaster"): "--device toaster: must be cpu, cuda or cuda:N",
     ("--device", "cuda:99"): "--device cuda:99: torch ",
     ("--state-format", "int3"): "state_format is 'int3'; there are float32, ",
     ("--state-format", "half"): "state_format is 'float16' for 'exp_avg_sq' of a parameter of",
