@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -63,9 +64,18 @@ class Run:
         layers = [each for _ in range(count) for each in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
         model = nn.Sequential(*layers).to(self.device)
         optimizer = self.adamw(model.parameters(), device_budget=0, **options)
-        if self.card is not None:
-            optimizer.attach(model)
+        self.attach(optimizer, model)
         return model, optimizer
+
+    def attach(self, optimizer: Any, model: nn.Module, **how: Any) -> None:
+        """Hide steps behind a model, on a card."""
+        if self.card is not None:
+            optimizer.attach(model, **how)
+
+    def wait_for_all(self) -> None:
+        """Let the host wait for the whole card."""
+        if self.card is not None:
+            self.card.order.wait()
 
     def backward(self, model: nn.Module) -> torch.Tensor:
         """Of a loss on new numbers, which is returned."""
@@ -74,20 +84,74 @@ class Run:
         return loss.detach()
 
     @contextlib.contextmanager
-    def refused(self, *names: str, error: Any = Result.CUDA_ERROR_OUT_OF_MEMORY) -> Iterator[None]:
-        """A block in which the card's driver refuses these calls."""
-        self.before(lambda name: error if name in names else None)
-        yield
-        self.before(lambda name: None)
+    def refused(
+        self, *names: str, error: Any = Result.CUDA_ERROR_OUT_OF_MEMORY, behind: str = "", once: bool = False
+    ) -> Iterator[None]:
+        """A block in which the card's driver refuses these calls, with an error or what it raises.
+
+        Args:
+            names: of the calls.
+            error: the driver's, or what is raised.
+            behind: only behind a call whose name has this in it.
+            once: only the first of them.
+        """
+        seen, hits = list[str](), list[str]()
+
+        def before(name: str) -> Any:
+            seen.append(name)
+            if name not in names or (once and hits) or not any(behind in each for each in seen):
+                return None
+            hits.append(name)
+            if isinstance(error, BaseException):
+                raise error
+            return error
+
+        self.before(before)
+        try:
+            yield
+        finally:
+            self.before(lambda name: None)
+        assert hits or self.card is None, f"none of {names} was called"
 
     def before(self, act: Callable[[str], Any]) -> None:
         """Called with each call of the card's driver: may answer with an error, or raise."""
         if self.card is not None:
             self.card.driver.before = act
 
-    def gradients(self, params: Iterable[torch.nn.Parameter]) -> None:
+    @contextlib.contextmanager
+    def calls(self) -> Iterator[Counter[str]]:
+        """How often each function of the driver is called in the block; none on a CPU."""
+        counts, all_calls = Counter[str](), [] if self.card is None else self.card.driver.calls
+        first = len(all_calls)
+        yield counts
+        counts.update(all_calls[first:])
+
+    def gradients(self, params: Iterable[torch.Tensor]) -> None:
         for p in params:
             p.grad = self.numbers(*p.shape).to(p.dtype)
+
+    def step(self, params: Sequence[torch.Tensor], optimizer: Any, absent: Iterable[int] = ()) -> Counter[str]:
+        """Take a step on new gradients, of which some are absent; return what the driver was called for."""
+        self.gradients(params)
+        for i in absent:
+            params[i].grad = None
+        with self.calls() as calls:
+            optimizer.step()
+        return calls
+
+    def captured(self, optimizer: Any) -> Callable[[], object]:
+        """Capture a step; return what replays it.  On a CPU that takes one."""
+        if self.card is None:
+            return optimizer.step  # type: ignore[no-any-return]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        return graph.replay
+
+    def refresh(self, optimizer: Any) -> None:
+        """Tell captured steps what has changed; on a CPU there are none."""
+        if self.card is not None:
+            optimizer.refresh()
 
     def stream(self) -> Any:
         return None if self.card is None else Stream()

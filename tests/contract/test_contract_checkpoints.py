@@ -32,19 +32,6 @@ def begun(world: World, dtype: torch.dtype = torch.float32) -> tuple[list[Any], 
 
 
 @scenario(CHAPTER)
-def test_its_own_dict(world: World) -> None:
-    """An optimizer loads its own state dict, which is no copy: it shows what later steps make of state."""
-    params = world.params(SHAPES)
-    opt = world.trained(groups(params))
-    saved = opt.state_dict()
-    world.train(opt, params, range(3, 4))
-    name = next((n for n in saved["state"][0] if n != "step"), None)
-    world.say("it shows the later step", name is None or saved["state"][0][name] is opt.state[params[0]][name])
-    opt.load_state_dict(saved)
-    world.train(opt, params, range(4, 6), show="went on")
-
-
-@scenario(CHAPTER)
 def test_what_was_loaded_is_left_alone(world: World) -> None:
     """Steps after loading do not change the tensors of the dict that was loaded."""
     params, saved = begun(world)

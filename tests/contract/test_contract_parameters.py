@@ -202,27 +202,6 @@ def test_complex_between_steps(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def test_a_module_cast_between_steps(world: World) -> None:
-    """``module.half()``, ``.bfloat16()`` and ``.double()`` between two steps, and back to float32."""
-    for name in ("half", "bfloat16", "double"):
-        module = net(world)
-        params = list(module.parameters())
-        opt = world.trained(params, 2)
-        getattr(module, name)()
-        module.float()
-        world.train(opt, params, range(2, 4), show=f"{name} and back")
-        getattr(module, name)()
-        with world.tries(f"a step in {name}"):
-            world.train(opt, params, range(4, 6))
-            found = everything(opt, params)
-            world.say(f"dtypes in {name}", [str(t.dtype) for t in found])
-            world.say(f"values in {name}", rounded(found, name))
-            module.float()
-            world.train(opt, params, range(6, 8))
-            world.say(f"values after {name}", rounded(found, name))
-
-
-@scenario(CHAPTER)
 def test_a_module_cast_before_the_first_step(world: World) -> None:
     """``module.half()``, ``.bfloat16()``, ``.double()`` after the optimizer was made: state is made in that dtype."""
     for name in ("half", "bfloat16", "double"):

@@ -24,8 +24,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "file": {"placement": "file", "device_budget": 0},
     "part": {"placement": "file", "device_budget": "70%"},
-    "spill()": {"placement": "file"},
-    "budgets": {"placement": "file", "device_budget": 0},
 }
 
 

@@ -196,6 +196,7 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
     monkeypatch.setattr(opt.store, "create", lambda wanted: asked.append(wanted) or create(wanted))
     opt.load_state_dict(state_dict)
     assert [opt.state[p][name].data_ptr() for p in params for name in ("exp_avg", "exp_avg_sq")] == addresses
+    assert opt.state_dict()["state"][0]["exp_avg"] is opt.state[params[0]]["exp_avg"], "it is no copy"
     assert asked == []
     for p in params[1:3]:
         del opt.state[p]

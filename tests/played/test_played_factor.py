@@ -56,16 +56,15 @@ SCALED = pytest.mark.parametrize("scaled", [False, True], ids=["clipped", "clipp
 @SCALED
 @played(some_orders)
 def test_the_forward_hides_such_a_step(run: Run, scaled: bool, capturable: bool) -> Ends:
-    own = {"capturable": True} if capturable and run.card is not None else {}
-    model, optimizer = run.net(fused=scaled or None, max_grad_norm=0.01, **own)
+    model, optimizer = run.net(fused=scaled or None, max_grad_norm=0.01, capturable=capturable)
     found = []
     for number in range(5):
         loss = run.backward(model)
         step(run, optimizer, number, scaled)
         found += [loss, optimizer.grad_norm]
         optimizer.zero_grad()
+    optimizer.wait()
     if run.card is not None:
-        optimizer.wait()
         report = optimizer.overlap_report()
         assert report.hidden
         assert all(why.startswith("no forward of an attached model was seen") for why in report.plain)
@@ -80,25 +79,20 @@ def test_the_forward_hides_such_a_step(run: Run, scaled: bool, capturable: bool)
 def test_each_replay_has_the_norm_of_its_refresh(run: Run, options: dict[str, Any], scaled: bool) -> Ends:
     """Its scale lies where it lay when the step was captured."""
     params = run.params(SIZES)
-    optimizer = run.adamw(params, capturable=run.card is not None, fused=scaled or None, max_grad_norm=1.0, **options)
+    optimizer = run.adamw(params, capturable=True, fused=scaled or None, max_grad_norm=1.0, **options)
     run.gradients(params)
     step(run, optimizer, 0, scaled)
-    norms, replay, scaling = [], optimizer.step, []
+    norms, scaling = [], []
     if scaled:
         scaling = [torch.full((), 4.0, device=run.device), torch.full((), 0.0, device=run.device)]
         optimizer.grad_scale, optimizer.found_inf = scaling
-    if run.card is not None:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            optimizer.step()
-        replay = graph.replay
+    replay = run.captured(optimizer)
     for number in range(6):
         run.gradients(params)
         optimizer.max_grad_norm = 0.5 + number
         for value, tensor in zip((2.0 + number, float(number == 2)), scaling, strict=False):
             tensor.fill_(value)
-        if run.card is not None:
-            optimizer.refresh()
+        run.refresh(optimizer)
         replay()
         norms.append(optimizer.grad_norm)
     return [*ends_of(params, optimizer), *(norm.cpu() for norm in norms)]
@@ -111,9 +105,7 @@ def test_a_captured_step_knows_what_it_was_not_told(monkeypatch: pytest.MonkeyPa
         optimizer = run.adamw(params, capturable=True, max_grad_norm=1.0)
         run.gradients(params)
         optimizer.step()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            optimizer.step()
+        replay = run.captured(optimizer)
         optimizer.check_capture()
         optimizer.max_grad_norm = 2.0
         with pytest.raises(RuntimeError, match="since the step was captured max_grad_norm has changed"):
@@ -125,7 +117,7 @@ def test_a_captured_step_knows_what_it_was_not_told(monkeypatch: pytest.MonkeyPa
             RuntimeError, match="this captured step is void: gradients are clipped or scaled now, and w"
         ):
             optimizer.refresh()
-        graph.reset()
+        del replay
 
 
 @SCALED
@@ -148,19 +140,13 @@ def test_parameters_on_both_sides(run: Run, scaled: bool) -> Ends:
 def test_the_first_step_is_captured(run: Run, clipped: bool, scaled: bool) -> Ends:
     """All that it needs was made with the optimizer; a change of the norm before is known to the graph."""
     params = run.params(SIZES)
-    own = {"capturable": True, "preallocate": True} if run.card is not None else {}
-    optimizer = run.adamw(params, max_grad_norm=1.0 if clipped else None, fused=scaled or None, **own)
+    own = {"max_grad_norm": 1.0 if clipped else None, "fused": scaled or None}
+    optimizer = run.adamw(params, capturable=True, preallocate=True, **own)
     optimizer.max_grad_norm = 0.5 if clipped else None
     run.gradients(params)
     if scaled:
         give_scaling(run, optimizer, 0)
-    if run.card is None:
-        optimizer.step()
-    else:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            optimizer.step()
-        graph.replay()
+    run.captured(optimizer)()
     return [*ends_of(params, optimizer), *([optimizer.grad_norm.cpu()] if clipped else [])]
 
 
@@ -174,22 +160,19 @@ def test_steps_without_a_finite_norm_are_left_out(run: Run, options: dict[str, A
     """On the card, or by the host, which reads the norm; and so in each replay of a graph."""
     captured, by_scaler = options.get("captured", False), options.get("scaled", False)
     own = {name: value for name, value in options.items() if name not in ("captured", "scaled")}
-    params, graph = run.params(SIZES), None
-    capturable = {"capturable": captured} if run.card is not None else {}
-    optimizer = run.adamw(params, max_grad_norm=1.0, skip_nonfinite=True, **own, **capturable)
+    params, replay = run.params(SIZES), None
+    optimizer = run.adamw(params, max_grad_norm=1.0, skip_nonfinite=True, capturable=captured, **own)
     for number in range(7):
         run.gradients(params)
         if number in (1, 4, 5):
             params[1].grad[3] = float("nan" if number == 4 else "inf")
-        if graph is not None:
-            optimizer.refresh()
-            graph.replay()
+        if replay is not None:
+            run.refresh(optimizer)
+            replay()
             continue
         step(run, optimizer, number, by_scaler)
-        if captured and run.card is not None and number == 2:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                optimizer.step()
+        if captured and number == 2:
+            replay = run.captured(optimizer)
     counts = [optimizer.state[p]["step"].detach().cpu() for p in params]
     skipped = torch.tensor(optimizer.skipped)
     return [*ends_of(params, optimizer), *counts, skipped, optimizer.grad_norm.cpu()]

@@ -20,7 +20,7 @@ from torch import nn
 
 from pagedopt.placements.movers import Ring, StagedMover
 from tests.card.driver import Result
-from tests.card.runs import WIDTH, Ends, Run, ends_of, play, played, some_orders
+from tests.card.runs import WIDTH, Ends, Run, ends_of, played, some_orders
 
 pytestmark = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
 Act = Callable[[Run, nn.Module, Any], None]
@@ -47,28 +47,22 @@ def launched(run: Run) -> int:
     return 0 if run.card is None else run.card.driver.calls.count("cuGraphLaunch")
 
 
-def hidden(run: Run, optimizer: Any) -> int:
-    """How many launches a forward has waited for; none on a CPU."""
-    return int(optimizer.overlap_report().hidden)
-
-
 def forward(run: Run, model: nn.Module, optimizer: Any) -> None:
     with torch.no_grad():
         model(run.numbers(4, WIDTH))
 
 
 def wait(run: Run, model: nn.Module, optimizer: Any) -> None:
-    if run.card is not None:
-        optimizer.wait()
+    optimizer.wait()
 
 
 def start(run: Run, model: nn.Module, optimizer: Any) -> None:
     """Nothing is left for the forward to launch, and all to wait for."""
     optimizer.start()
-    first, before = launched(run), hidden(run, optimizer)
+    first, before = launched(run), optimizer.overlap_report().hidden
     model(run.numbers(4, WIDTH))
     assert launched(run) == first
-    assert hidden(run, optimizer) > before or run.card is None
+    assert optimizer.overlap_report().hidden > before or run.card is None
 
 
 def checkpoint(run: Run, model: nn.Module, optimizer: Any) -> None:
@@ -90,15 +84,12 @@ def test_what_launches_it(run: Run, act: Act, options: dict[str, Any]) -> Ends:
     """``step()`` launches nothing; then the bits are those of a CPU."""
     model, optimizer = run.net(**options)
     train(run, model, optimizer, 4)
-    first = launched(run)
-    optimizer.zero_grad()
-    wait(run, model, optimizer)
-    assert launched(run) > first or run.card is None
+    optimizer.wait()
     train(run, model, optimizer)
     first = launched(run)
     act(run, model, optimizer)
     assert launched(run) > first or run.card is None
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -106,7 +97,7 @@ def test_what_launches_it(run: Run, act: Act, options: dict[str, Any]) -> Ends:
 def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(run: Run) -> Ends:
     """Between both a batch is copied."""
     model, optimizer = with_a_queued_step(run)
-    wait(run, model, optimizer)
+    optimizer.wait()
     optimizer.zero_grad()
     run.backward(model)
     first = launched(run)
@@ -117,7 +108,7 @@ def test_step_launches_nothing_and_the_first_module_finds_pages_on_their_way(run
     model[0].register_forward_hook(lambda *_: counts.append(launched(run)))
     model(batch)
     assert counts == [first + (run.card is not None)]
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -141,18 +132,15 @@ def test_a_graph_that_is_refused_then_goes_call_by_call(run: Run) -> Ends:
     model[6].weight.grad = model[6].bias.grad = None
     optimizer.step()
     if run.card is not None:
-        assert optimizer._overlap.queued._later, "it is a graph"
         ((work, _),) = optimizer._overlap.queued._later
         whole = work.launch.route.whole_plan(work.launch.sweep.table.host)
         assert len(work.plan) < len(whole), "a page has no gradient"
-        first = len(run.card.driver.calls)
-    with run.refused("cuGraphLaunch"):
+    with run.refused("cuGraphLaunch"), run.calls() as calls:
         forward(run, model, optimizer)
-    if run.card is not None:
-        assert "cuMemcpy3DAsync" in run.card.driver.calls[first:], "it went call by call"
-        assert not optimizer.damaged
+    assert calls["cuMemcpy3DAsync"] or run.card is None, "it went call by call"
+    assert not optimizer.damaged
     train(run, model, optimizer, 3)
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -165,7 +153,7 @@ def test_the_forward_of_another_model_launches_nothing(run: Run) -> Ends:
     first = launched(run)
     other(run.numbers(4, WIDTH))
     assert launched(run) == first
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -180,7 +168,7 @@ def test_it_is_not_behind_what_the_forwards_stream_was_given_since(run: Run) -> 
             optimizer._overlap.queued.start()
         side = optimizer._overlap.queued.side.cuda_stream
         assert not run.card.order.behind(side).get(stream.cuda_stream, 0)
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -198,30 +186,19 @@ def test_an_error_while_step_waits_for_parameters_outside(run: Run) -> None:
     with run.refused(*LAUNCHES, error=Result.CUDA_ERROR_UNKNOWN), pytest.raises(RuntimeError, match="_UNKNOWN"):
         optimizer.step()
     assert "failed in the middle" in optimizer.damaged
-    run.card.order.wait()
-    run.card.faults.clear()
 
 
 @played()
 def test_an_error_behind_the_launch_damages(run: Run) -> None:
     """The step is counted: the forward raises, those behind it need no events, and the next step says what to do."""
     model, optimizer = with_a_queued_step(run)
-    seen: list[str] = []
-
-    def before(name: str) -> Any:
-        seen.append(name)
-        return Result.CUDA_ERROR_UNKNOWN if name == "cuEventRecord" and "cuGraphLaunch" in seen else None
-
-    run.card.driver.before = before
-    with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
+    refused = run.refused("cuEventRecord", error=Result.CUDA_ERROR_UNKNOWN, behind="cuGraphLaunch")
+    with refused, pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):
         forward(run, model, optimizer)
-    run.card.driver.before = lambda name: None
     optimizer._overlap._needs.clear()  # as if no need were known
     forward(run, model, optimizer)
     with pytest.raises(RuntimeError, match=r"damaged: a queued step failed in the middle \(CudaError"):
         train(run, model, optimizer)
-    run.card.order.wait()
-    run.card.faults.clear()
 
 
 @pytest.mark.parametrize("act", [forward, wait, captured_forward], ids=lambda act: act.__name__)
@@ -233,7 +210,7 @@ def test_what_is_refused_altogether_is_launched_by_the_next_fence(run: Run, act:
         with run.refused(*LAUNCHES), pytest.raises(RuntimeError, match="CUDA_ERROR_OUT_OF_MEMORY"):
             act(run, model, optimizer)
         assert not optimizer.damaged
-    wait(run, model, optimizer)
+    optimizer.wait()
     return ends_of(model.parameters(), optimizer)
 
 
@@ -253,68 +230,58 @@ class Mixed(nn.Module):
     ("hit", "mixed"),
     [("fetch", False), ("evict", False), ("evict, and refused behind", False), ("fetch", True), ("evict", True)],
 )
+@played(first=(4, 3, 2, 1, 0))
 def test_the_garbage_collector_in_the_middle_of_another_step(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hit: str, mixed: bool
-) -> None:
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hit: str, mixed: bool
+) -> Ends:
     """An optimizer in a cycle dies where another one's pages use the slots: its step is launched behind that one.
 
     If the driver refuses it there, the other step is none the worse, and the model's next call launches it.
     """
-    name, refused = hit.split(",")[0], hit.endswith("behind")
+    name, refused = hit.split(",")[0], hit.endswith("behind") and run.card is not None
+    params = run.params((30000, 300))
+    plain = run.adamw(params, device_budget=0)
+    model, optimizer = run.net()
+    if mixed:
+        model = Mixed().to(run.device)
+        optimizer = run.adamw(model.parameters(), device_budget="16KiB")
+        run.attach(optimizer, model)
+    run.step(params, plain)
+    train(run, model, optimizer, 6)
+    assert run.card is None or optimizer._overlap.queued._later, "it is to be launched later"
+    optimizer.cycle = optimizer
+    kept = [dict(optimizer.state[p]) for p in model.parameters()]
+    first = launched(run)
+    del optimizer
+    plain.store.graphs.wanted = False
+    real, release, seen = getattr(StagedMover, name), Ring.release, list[int]()
 
-    def played(run: Run) -> Ends:
-        torch.default_generator.manual_seed(5)
-        params = run.params((30000, 300))
-        plain = run.adamw(params, device_budget=0)
-        model, optimizer = run.net()
-        if mixed:
-            model = Mixed().to(run.device)
-            optimizer = run.adamw(model.parameters(), device_budget="16KiB")
-            if run.card is not None:
-                optimizer.attach(model)
-        run.gradients(params)
-        plain.step()
-        train(run, model, optimizer, 6)
-        assert run.card is None or optimizer._overlap.queued._later, "it is to be launched later"
-        optimizer.cycle = optimizer
-        kept = [dict(optimizer.state[p]) for p in model.parameters()]
-        first = launched(run)
-        del optimizer
-        run.gradients(params)
-        with monkeypatch.context() as patched:
-            if run.card is not None:
-                card, seen = run.card.driver, []
-                plain.store.graphs.wanted = False
-                real, release = getattr(StagedMover, name), Ring.release
+    def collect(self: StagedMover, *args: Any) -> None:
+        real(self, *args)
+        seen.append(1)
+        if len(seen) == 2:
+            gc.collect()
 
-                def collect(self: StagedMover, *args: Any) -> None:
-                    real(self, *args)
-                    seen.append(1)
-                    if len(seen) == 2:
-                        gc.collect()
+    def refuse(self: Ring) -> None:
+        before = run.card.driver.before
+        run.before(lambda call: Result.CUDA_ERROR_OUT_OF_MEMORY if call in LAUNCHES else None)
+        release(self)
+        run.before(before)
 
-                def refuse(self: Ring) -> None:
-                    failing, before = ("cuGraphLaunch", "cuMemcpy3DAsync"), card.before
-                    card.before = lambda name: Result.CUDA_ERROR_OUT_OF_MEMORY if name in failing else None
-                    release(self)
-                    card.before = before
-
-                patched.setattr(StagedMover, name, collect)
-                if refused:
-                    patched.setattr(Ring, "release", refuse)
-            plain.step()
-        gc.collect()
-        if refused and run.card is not None:
-            assert "was not launched" in caplog.text
-        assert not plain.damaged
-        assert run.card is None or refused or launched(run) > first
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedMover, name, collect)
         if refused:
-            with torch.no_grad():
-                model(torch.ones(4, WIDTH, device=run.device))
-        del kept
-        return [*ends_of(params, plain), *(p.detach().float().cpu() for p in model.parameters())]
-
-    play(monkeypatch, played, {"first": (4, 3, 2, 1, 0)})
+            patched.setattr(Ring, "release", refuse)
+        run.step(params, plain)
+    gc.collect()
+    assert not refused or "was not launched" in caplog.text
+    assert not plain.damaged
+    assert run.card is None or refused or launched(run) > first
+    if refused:
+        with torch.no_grad():
+            model(torch.ones(4, WIDTH, device=run.device))
+    del kept
+    return [*ends_of(params, plain), *(p.detach().float().cpu() for p in model.parameters())]
 
 
 @played(first=(3, 2, 1, 0))
@@ -340,7 +307,7 @@ def test_another_thread_calls_the_model_while_it_is_launched(run: Run) -> Ends:
         run.card.driver.before = before
         optimizer.start()
     thread.join()
-    wait(run, model, optimizer)
+    optimizer.wait()
     return [*(y.cpu() for y in read), *ends_of(model.parameters(), optimizer)]
 
 
@@ -358,18 +325,15 @@ def test_a_signal_handler_that_waits_while_it_is_launched(run: Run, at: str) -> 
             signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, lambda *_: optimizer.wait())
-    run.card.driver.before = shoot
+    run.before(shoot)
     try:
         with pytest.raises(RuntimeError, match="a signal handler has waited"):
             forward(run, model, optimizer)
     finally:
         signal.signal(signal.SIGINT, before)
-        run.card.driver.before = lambda name: None
     assert shots
     assert launched(run) <= first + 1
     assert "a signal handler has waited" in optimizer.damaged
-    run.card.order.wait()
-    run.card.faults.clear()
 
 
 # --- what a forward reads was updated, and nobody comes too early at what a step uses ---------------------------------
@@ -387,9 +351,9 @@ def trained(run: Run, between: Act = nothing, count: int = 4) -> Ends:
         optimizer.step()
         optimizer.zero_grad()
         between(run, model, optimizer)
+    optimizer.wait()
+    report = optimizer.overlap_report()
     if run.card is not None:
-        optimizer.wait()
-        report = optimizer.overlap_report()
         assert report.hidden + report.waited > 5
         assert report.hidden or between is not nothing
     return [*(loss.cpu() for loss in losses), *ends_of(model.parameters(), optimizer)]
@@ -427,8 +391,7 @@ def forward_elsewhere(run: Run, model: nn.Module, optimizer: Any) -> None:
 
 
 def move(run: Run, model: nn.Module, optimizer: Any) -> None:
-    if run.card is not None:
-        optimizer.set_device_budget("16KiB")
+    optimizer.set_device_budget("16KiB")
 
 
 @pytest.mark.parametrize("between", [wait_and_read, wait_elsewhere, forward_elsewhere, move], ids=lambda f: f.__name__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ from often import long_but
 from staged import both_ways
 from support import BF16, F32
 
+from pagedopt import ema
 from tests.acts import absent, acts_of
 from tests.card.card import Card
 from tests.card.runs import Ends, Order, Run, ends_of, played, some_orders
@@ -24,13 +24,14 @@ SIZES = (3000, 17, 1500, 4097)
 
 @dataclass(frozen=True)
 class Kind:
-    """What steps, with its options on every side."""
+    """What steps, with its options on every side, in how many of the places."""
 
     case: str = "adamw"
     options: dict[str, Any] = field(default_factory=dict)
     dtype: torch.dtype = F32
     clip: float | None = None
     scale: float | None = None
+    places: int = 3
 
     def worlds(self, *sides: Side) -> Worlds:
         """On a CPU, and on sides of the card; the first parameter has five pages, and is large enough for 8 bits."""
@@ -47,14 +48,17 @@ class Kind:
 
 
 KINDS = {
-    "plain": Kind(),
-    "clipped": Kind(clip=0.5),
-    "scaled": Kind(scale=64.0),
+    "plain": Kind(places=7),
+    "clipped": Kind(clip=0.5, places=4),
+    "scaled": Kind(scale=64.0, places=4),
     "clipped and scaled": Kind("amsgrad", clip=0.5, scale=64.0),
     "int8": Kind(options={"state_format": "int8"}, clip=0.5, scale=64.0),
+    "int8, averaged": Kind(options={"state_format": "int8", "after": ema(0.9)}),
     "bfloat16+8": Kind(options={"param_format": "bfloat16+8", "state_format": "int8"}, dtype=BF16),
     "bfloat16+16": Kind(options={"param_format": "bfloat16+16", "fused": True}, dtype=BF16),
-    "rounded by chance": Kind(options={"param_rounding": "stochastic", "fused": True}, dtype=BF16),
+    "rounded by chance, averaged": Kind(
+        options={"param_rounding": "stochastic", "fused": True, "after": ema(0.9)}, dtype=BF16
+    ),
 }
 PLACES = (
     Side("visiting", share=0),
@@ -83,14 +87,31 @@ def unscaled(w: World) -> None:
     w.optimizer.max_grad_norm = clip
 
 
+def shown(w: World) -> None:
+    """A step on averages, where there are some, as gradients."""
+    if getattr(w.optimizer, "after", None) is not None:
+        with w.optimizer.averaged():
+            averages = [p.detach().clone() for p in w.params]
+        for p, average in zip(w.params, averages, strict=True):
+            p.grad = average
+        w.optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("kind", "staged"), [("plain", "calls"), *((kind, "graph") for kind in KINDS)], indirect=["staged"]
 )
 @some_orders
 def test_no_place_changes_a_bit(monkeypatch: pytest.MonkeyPatch, order: Order, kind: str, staged: str) -> None:
-    places = PLACES if kind == "plain" else PLACES[:4]
     with Card(monkeypatch, **order).playing():
-        assert not KINDS[kind].worlds(*places).step(4, before).do(unscaled).step(2, before).over
+        assert (
+            not KINDS[kind]
+            .worlds(*PLACES[: KINDS[kind].places])
+            .step(4, before)
+            .do(unscaled)
+            .do(shown)
+            .step(2, before)
+            .over
+        )
 
 
 ACTS = acts_of("adamw")
@@ -110,11 +131,6 @@ def test_an_act_between_steps(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-def step(run: Run, params: Sequence[torch.Tensor], optimizer: Any) -> None:
-    run.gradients(params)
-    optimizer.step()
-
-
 @both_ways
 @pytest.mark.parametrize("options", [{}, {"transport": "memcpy"}, {"max_grad_norm": 1.0}], ids=str)
 @played(some_orders)
@@ -126,7 +142,7 @@ def test_a_second_main_stream(run: Run, options: dict[str, Any]) -> Ends:
         now, before = streams[number % 2], streams[(number + 1) % 2]
         run.wait(now, before)
         with run.on(now):
-            step(run, params, optimizer)
+            run.step(params, optimizer)
         if number == 3:
             optimizer = run.adamw(params, device_budget="16KiB", **options)
     del optimizer
@@ -140,13 +156,13 @@ def test_parameters_of_one_page_on_streams_of_their_own(run: Run) -> Ends:
     """A step updates one or the other, and its stream does not wait for the other's."""
     params, streams = run.params((300, 200)), [run.stream(), run.stream()]
     optimizer = run.adamw(params, device_budget=0)
-    step(run, params, optimizer)
+    run.step(params, optimizer)
     for stream in streams:
         run.wait(stream, None)
     for number in range(4):
         params[1 - number % 2].grad = None
         with run.on(streams[number % 2]):
-            step(run, [params[number % 2]], optimizer)
+            run.step([params[number % 2]], optimizer)
     for stream in streams:
         run.wait(None, stream)
     return ends_of(params, optimizer)
@@ -164,7 +180,7 @@ def test_two_optimizers_share_a_ring(run: Run, transport: str) -> Ends:
     for _ in range(3):
         for params, optimizer, stream in zip(lists, optimizers, streams, strict=True):
             with run.on(stream):
-                step(run, params, optimizer)
+                run.step(params, optimizer)
     for stream in streams:
         run.wait(None, stream)
     return [*ends_of(lists[0], optimizers[0]), *ends_of(lists[1], optimizers[1])]
@@ -180,10 +196,10 @@ def test_pages_move_between_steps(run: Run, placement: str) -> Ends:
     run.wait(other, None)
     for budget in (0, "24KiB", "100%", "spill", "unspill"):
         with run.on(other):
-            step(run, params, optimizer)
-        if run.card is not None and budget in ("spill", "unspill"):
+            run.step(params, optimizer)
+        if budget in ("spill", "unspill"):
             getattr(optimizer, budget)()
-        elif run.card is not None:
+        else:
             optimizer.set_device_budget(budget)
     return ends_of(params, optimizer)
 
@@ -200,7 +216,7 @@ def test_state_is_dropped_in_flight(run: Run, options: dict[str, Any]) -> Ends:
         for _ in range(2):
             optimizer = run.adamw(params, **options)
             for _ in range(2):
-                step(run, params, optimizer)
+                run.step(params, optimizer)
             if "placement" in options:
                 optimizer.state.clear()  # in front of tables, whose end waits for the device
             del optimizer
