@@ -321,6 +321,7 @@ def test_a_tensor_that_cannot_be_trained_is_refused(
         (4).to_bytes(8, "little") + b"{{{{",
         (30).to_bytes(8, "little") + b'{"a":{"shape":[-1,2],"dtype":"F32"}}'[:36].ljust(40),
         (42).to_bytes(8, "little") + b'{"a":{"shape":[1,2],"dtype":"NO_SUCH"}}'.ljust(42),
+        (42).to_bytes(8, "little") + b'{"a":{"shape":["x"],"dtype":"F32"}}'.ljust(42),
     ],
 )
 def test_files_that_are_no_safetensors_are_refused(content: bytes, plan: Program, tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ import torch
 from children import python
 from command_line import Program, assert_has
 from experiment_runs import needs_matplotlib
+from often import long_but
 from rich.console import Console
 from stand_ins import raising
 
+import pagedopt
 from pagedopt.commands import contest
 from pagedopt.commands.contest import Contender, bits_equal, curves_agree, tolerance
 from pagedopt.commands.gpt import build_model, learning_rate, load_corpus, sample_batch, to_device
@@ -50,7 +52,11 @@ def lined_up(monkeypatch: pytest.MonkeyPatch) -> list[Contender]:
     return found
 
 
-@pytest.mark.parametrize("entry", OPTIMIZERS, ids=NAMES)
+#: Of torch and of others, with one state and with two; the rest differs in its rule.
+OFTEN = (pagedopt.PagedAdamW, pagedopt.PagedLion, pagedopt.PagedSGD)
+
+
+@pytest.mark.parametrize("entry", long_but(OPTIMIZERS, lambda entry: entry.optimizer in OFTEN), ids=NAMES)
 def test_three_contenders_take_the_same_steps(
     entry: Entry, tmp_path: Path, train_tiny: Program, lined_up: list[Contender]
 ) -> None:
@@ -207,6 +213,7 @@ def test_ctrl_c_shows_the_table_so_far(
 BAD_VALUES = {
     ("--batch", "0"): "--batch 0: must be from 1 to 4,096",
     ("--threads", "100000"): "--threads 100000: must be from 1 to",
+    ("--device", "toaster"): "--device toaster: must be cpu, cuda or cuda:N",
     ("--device", "cuda:99"): "--device cuda:99: torch ",
     ("--state-format", "int3"): "state_format is 'int3'; there are float32, ",
     ("--state-format", "half"): "state_format is 'float16' for 'exp_avg_sq' of a parameter of",
@@ -252,7 +259,7 @@ def test_sizes_in_help_are_so(program: Program) -> None:
     small, gpt2 = SIZES["small"], SIZES["gpt2"]
     assert f"default: {small.steps} on a CPU, {gpt2.steps} on a GPU" in text
     assert f"default: {small.batch} on a CPU, {gpt2.batch} on a GPU" in text
-    assert round(parameter_count(small) / 1e6, 1) == 3.3
+    assert (round(parameter_count(small) / 1e6, 1), round(parameter_count(gpt2) / 1e6)) == (3.3, 124)
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -280,18 +287,15 @@ def test_batches_depend_on_seed_and_step_alone() -> None:
     text = load_corpus(64)
     first = sample_batch(text, 4, 64, seed=1, step=2)
     assert first.shape == (4, 65)
-    assert torch.equal(first, sample_batch(text, 4, 64, seed=1, step=2))
-    assert not torch.equal(first, sample_batch(text, 4, 64, seed=1, step=3))
-    assert not torch.equal(first, sample_batch(text, 4, 64, seed=2, step=2))
+    for seed, step in ((1, 2), (1, 3), (2, 2)):
+        assert torch.equal(first, sample_batch(text, 4, 64, seed, step)) == ((seed, step) == (1, 2))
     inputs, targets = to_device(first, CPU)
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_model_is_causal_and_counted() -> None:
+def test_model_is_causal() -> None:
     size = replace(SIZES["tiny"], block=16)
     model = build_model(size, seed=3, device=CPU)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(size)
-    assert 124e6 < parameter_count(SIZES["gpt2"]) < 125e6
     seen: list[torch.Tensor] = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output))
     tokens = torch.randint(256, (1, 16), generator=torch.Generator().manual_seed(0))
@@ -356,17 +360,6 @@ def test_the_tolerance_is_that_of_the_arithmetic() -> None:
         assert tolerance(*how) == pytest.approx(wanted)
 
 
-# --- its table --------------------------------------------------------------------------------------------------------
-
-
-def shown(width: int, *contenders: Any) -> list[str]:
-    """The lines of what `train` says of contenders, without the head."""
-    console = Console(width=width)
-    with console.capture() as captured:
-        console.print(contest.table(contenders, tokens=500))
-    return [line for line in captured.get().splitlines() if line.startswith("│")]
-
-
 def racer(**places: int) -> Any:
     """One of twelve steps, of which the last ten have other losses than the first."""
     return SimpleNamespace(
@@ -375,14 +368,12 @@ def racer(**places: int) -> Any:
     )  # fmt: skip
 
 
-def test_a_row_is_of_late_losses_and_of_medians() -> None:
-    rows = shown(120, racer(host=12 << 20), racer(host=5 << 20, file=7 << 20))
+def test_a_row_is_of_late_losses_that_all_have_and_of_medians() -> None:
+    ahead, last, console = racer(host=12 << 20), racer(host=5 << 20, file=7 << 20), Console(width=120)
+    ahead.losses.append(99.0)
+    with console.capture() as captured:
+        console.print(contest.table((ahead, last), tokens=500))
+    rows = [line for line in captured.get().splitlines() if line.startswith("│")]
     cells = [[cell.strip() for cell in row.strip("│").split("│")] for row in rows]
     measured = ["PagedAdamW, 25%", "2.5000", "16,667", "4.00"]
     assert cells == [[*measured, "12.0 MiB", "0 B"], [*measured, "5.00 MiB", "7.00 MiB"]]
-
-
-def test_a_step_that_not_all_have_taken_does_not_count() -> None:
-    ahead, last = racer(host=5), racer(host=5)
-    ahead.losses.append(99.0)
-    assert [row.split("│")[2].strip() for row in shown(120, ahead, last)] == ["2.5000"] * 2

@@ -74,14 +74,6 @@ def test_the_range_goes_with_whatever_uses_it_last(folder: Path, last: str) -> N
     assert (open_files(folder), mapped(folder)) == before
 
 
-def test_no_default_device_and_no_dtype_changes_what_is_made() -> None:
-    memory = arena(LIKE)
-    with torch.device("meta"):
-        found = views(memory, LIKE)
-    assert {t.device for t in found} == {CPU}
-    assert [t.dtype for t in found] == [DTYPES[0]] * len(LIKE) + [DTYPES[1]] * len(LIKE)
-
-
 # ---- late joiners ----
 
 
