@@ -126,7 +126,7 @@ class Order:
             graph.calls.append((stream, what, work))
             return
         clock = self.behind(stream)
-        clock[stream] = clock.get(stream, self.done[stream]) + 1
+        clock[stream] = max(clock.get(stream, 0), self.done[stream]) + 1
         self.queues[stream].append(Operation(dict(clock), what, work))
         if self.early:
             self.run()
