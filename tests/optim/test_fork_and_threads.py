@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
 import copy
 import functools
 import json
@@ -10,13 +11,13 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from children import python
-from held import forked, held_by_another, together
+from forks import in_child
 from optim_support import bits, same
 from support import threads
 
@@ -27,6 +28,46 @@ from tests.optim.faults import Scene, Stage, is_same
 from tests.world import numbers
 
 pytestmark = pytest.mark.usefixtures("folder")
+
+
+def together(*acts: Callable[[], Any]) -> list[BaseException]:
+    """What the acts raise, each in a thread of its own."""
+    raised: list[BaseException] = []
+    barrier = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], Any]) -> None:
+        barrier.wait()
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@contextlib.contextmanager
+def held_by_another(lock: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """A block in which a thread of its own holds ``lock``; a child that is forked there has no such thread."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @functools.cache
@@ -174,7 +215,7 @@ def test_a_forked_child_finds_the_turn_open() -> None:
     opt, _ = begun()
     opt.step()
     with held_by_another(opt._lock()):
-        assert forked(opt.state_dict)
+        assert in_child(opt.state_dict)
 
 
 def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:

@@ -17,9 +17,8 @@ import pytest
 import torch
 from children import python
 from file_support import MIB, open_files
-from gpu_support import NEEDED
+from gpu_support import NEEDED, least
 from optim_support import same, step_on_ones
-from watched import least
 
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import class_checks

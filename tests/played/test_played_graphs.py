@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged import both_ways
+from often import both_ways
 from torch import nn
 
 from pagedopt.common.patience import Patience

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 from injector import Outcome, interrupt_at
-from often import MARKS
+from often import MARKS, both_ways, call_by_call
 from shots import EVERY, NEVER
-from staged import both_ways, call_by_call
 from stand_ins import raising
 from torch import nn
 from torch.utils._pytree import tree_map
