@@ -104,16 +104,13 @@ STATE: dict[str, Act] = {
     "clear": lambda w: w.state.clear(),
     "delete": lambda w: w.state.pop(w.params[1]),
     "delete the large": lambda w: w.state.pop(w.params[0]),
-    "pop all": lambda w: [w.state.pop(p) for p in list(w.state)],
     "empty the entry": lambda w: w.state[w.params[0]].clear(),
-    "state = defaultdict": _new_state(lambda _: defaultdict(dict)),
     "state = {}": _new_state(lambda _: {}),
     "state = dict": _new_state(dict),
     "state = dict of dicts": _new_state(lambda s: {p: dict(e) for p, e in s.items()}),
     "clones": each_entry(torch.clone),
     "one entry of clones": each_entry(torch.clone, only=1),
     "the large entry of clones": each_entry(torch.clone, only=0),
-    "deep copies": each_entry(lambda t: torch.clone(t * 2)),
     "update": entry_in_place,
     "swap entries": swap_entries,
     "swap tensors": swap_moments,
@@ -161,7 +158,6 @@ def transposed(t: torch.Tensor) -> torch.Tensor:
 
 TENSORS: dict[str, TensorAct] = {
     "clone": replace(torch.clone),
-    "zeros_like": replace(torch.zeros_like),
     "slice of larger": replace(within),
     "gaps": replace(with_gaps),
     "other strides": replace(transposed),
@@ -174,7 +170,6 @@ TENSORS: dict[str, TensorAct] = {
     "bfloat16": replace(torch.Tensor.bfloat16),
     "int64": replace(torch.Tensor.long),
     "Parameter": replace(lambda t: Parameter(t.clone())),
-    "transposed Parameter": replace(lambda t: Parameter(transposed(t))),
     "number": replace(lambda t: 0.5),
     "None": replace(lambda t: None),
     "missing": lambda entry, name: entry.pop(name),
@@ -182,15 +177,12 @@ TENSORS: dict[str, TensorAct] = {
     "set_": through(lambda t: t.set_((t.detach() * 3).clone())),
     "set_ slice": through(lambda t: t.set_(within(t))),
     "resize_(0)": through(lambda t: t.resize_(0)),
-    "zero_": through(torch.Tensor.zero_),
-    "fill_": through(lambda t: t.fill_(0.5)),
     "mul_": through(lambda t: t.mul_(2)),
     "share_memory_": through(lambda t: None if t.is_cuda else t.share_memory_()),
     "swap_tensors": through(lambda t: swap_tensors(t, t * 2)),
     "swap_tensors, other strides": through(lambda t: swap_tensors(t, transposed(t))),
     "swap_tensors, float64": through(lambda t: swap_tensors(t, t.double())),
     "its own view": replace(lambda t: t.view(t.shape)),
-    "detached": replace(torch.Tensor.detach),
 }
 
 
@@ -220,7 +212,6 @@ def shared_count(w: World) -> None:
 
 COUNTS: dict[str, Act] = {
     "replaced": counts(lambda t: torch.tensor(9.0)),
-    "all replaced": counts(lambda t: torch.tensor(9.0), True),
     "clones": counts(torch.clone, True),
     "float64": counts(torch.Tensor.double),
     "all float64": counts(torch.Tensor.double, True),
@@ -235,8 +226,6 @@ COUNTS: dict[str, Act] = {
     "missing": lambda w: w.state[w.params[1]].pop("step"),
     "meta": counts(lambda t: t.to("meta")),
     "fill_": count_itself(lambda t: t.fill_(17)),
-    "zero_": count_itself(torch.Tensor.zero_),
-    "add_": count_itself(lambda t: t.add_(2)),
     "data": count_itself(lambda t: setattr(t, "data", torch.tensor(21.0))),
     "set_": count_itself(lambda t: t.set_(torch.tensor(6.0))),
     "resize_(0)": count_itself(lambda t: t.resize_(0)),
@@ -332,7 +321,6 @@ RESETS: dict[str, Act] = {
     "groups anew": begin_anew,
     "an empty state dict": lambda w: w.optimizer.load_state_dict({**w.optimizer.state_dict(), "state": {}}),
     "content: state": content(lambda w: {"state": defaultdict(dict)}),
-    "content: zeros": content(lambda w: {"state": zeros(w)}),
     "content: groups": content(lambda w: {"param_groups": one_each(w.groups)}),
     "content: groups without flags": content(
         lambda w: {"param_groups": [{k: g[k] for k in g if k not in ("maximize", "foreach")} for g in w.groups]}
@@ -341,7 +329,6 @@ RESETS: dict[str, Act] = {
         w.optimizer.__setstate__({"defaults": {**w.optimizer.defaults, "lr": 0.5}}), begin_anew(w)
     ),
     "content: another name": content(lambda w: {"mine": 3}),
-    "content: nothing": content(lambda w: {}),
     "content: its own": content(lambda w: w.optimizer.__getstate__()),
 }  # fmt: skip
 
@@ -406,31 +393,20 @@ def densify(w: World, index: int = 1) -> None:
     _put(w, index, torch.cat((w.params[index], more)), lambda t: torch.cat((t, torch.zeros_like(more))))
 
 
-def prune_and_densify(w: World) -> None:
-    for index in (0, 2):
-        densify(w, index)
-        prune(w, index)
-
-
 GROUPS: dict[str, Act] = {
     "append": lambda w: w.groups[0]["params"].append(w.newcomer()),
-    "insert": lambda w: w.groups[1]["params"].insert(0, w.newcomer()),
     "remove": lambda w: w.groups[0]["params"].pop(1),
-    "remove with state": lambda w: w.state.pop(w.groups[0]["params"].pop(0), None),
     "move": lambda w: w.groups[1]["params"].append(w.groups[0]["params"].pop(0)),
     "exchange": lambda w: w.groups[0]["params"].__setitem__(1, w.newcomer((13, 18))),  # same shape, without state
     "twice in one list": twice,
     "in two groups": in_two_groups,
     "list replaced": lists(list),
-    "list replaced by a shorter one": lists(lambda params: params[:2], 1),
     "list replaced by another": lambda w: w.groups[0].update(params=[w.newcomer(), w.newcomer((4000,))]),
     "list replaced by a tuple": lists(tuple, 1),
     "list reversed": lambda w: w.groups[0]["params"].reverse(),
-    "list emptied": lambda w: w.groups[0]["params"].clear(),
     "all lists emptied": lists(lambda _: []),
     "groups reordered": lambda w: w.groups.reverse(),
     "group dropped": lambda w: w.groups.pop(0),
-    "groups = copies": new_groups(lambda groups: [{**g, "params": list(g["params"])} for g in groups]),
     "groups = edited copies": new_groups(lambda groups: [{**g, "lr": g["lr"] / 3} for g in reversed(groups)]),
     "groups = one each": new_groups(one_each),
     "add_param_group": add_group,
@@ -450,7 +426,6 @@ GROUPS: dict[str, Act] = {
     "densify": densify,
     "load behind a group that is added": lambda w: (HOME["load"](w), add_group(w), HOME["load"](w)),
     "reset": lambda w: _put(w, 1, w.params[1] * 0.5, torch.zeros_like),  # as its reset of opacities
-    "prune and densify": prune_and_densify,
 }
 #: What changes numbers of a group alone, and no tensor of state; by the hyperparameter, which not every class has.
 FLAGS: dict[str, dict[str, Act]] = {

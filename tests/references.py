@@ -73,7 +73,7 @@ def written(ours: Any, update: Callable[..., dict[str, Tensor]], least_beta: flo
                     hyper["betas"] = [*map(number, group["betas"])]
                 for p in group["params"]:
                     if p.grad is not None:
-                        self._update(p, self.state[p], -p.grad if group["maximize"] else p.grad, hyper)
+                        self._update(p, self.state[p], -p.grad if group.get("maximize") else p.grad, hyper)
             return loss
 
         def _update(self, p: Tensor, state: dict[str, Any], grad: Tensor, hyper: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ class Case:
         name: no other case of any class has it.
         ours: the class.
         theirs: torch's class, or what stands in for it.
-        rule: the name of the rule that its groups choose.
+        rule: the name of the rule that its groups choose; one that the package does not have is the class's own.
         options: all hyperparameters.
         other: what a second group sets.
         in_groups: what only a group can be given, not the constructor.
@@ -69,7 +69,7 @@ class Case:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of its state tensors."""
-        return RULES[self.rule].inputs[2:]
+        return (RULES.get(self.rule) or self.ours.rule).inputs[2:]  # type: ignore[no-any-return]
 
     @property
     def in_8_bits(self) -> bool:

@@ -92,29 +92,17 @@ def until_somebody_queues(folder: Path) -> None:
     raise AssertionError("nobody waits for the lock")
 
 
-def test_shared_ones_overlap_and_a_lone_one_is_alone(tmp_path: Path, stack: contextlib.ExitStack) -> None:
+def test_shared_ones_overlap_and_a_lone_one_is_alone_and_not_starved(
+    tmp_path: Path, stack: contextlib.ExitStack
+) -> None:
     first, second = (inside(tmp_path, "shared", stack) for _ in range(2))
     lone = Holder(tmp_path, "alone", stack)
     until_somebody_queues(tmp_path)
+    late = Holder(tmp_path, "shared", stack)
     first.leave()
     assert lone.waits()
+    assert late.waits(), "a late comer went in before the one that waits"
     second.leave()
-    lone.says("in")
-    third, other = Holder(tmp_path, "shared", stack), Holder(tmp_path, "alone", stack)
-    until_somebody_queues(tmp_path)
-    assert third.waits()
-    assert other.waits()
-    lone.leave()
-    assert wait([third.process.stdout, other.process.stdout], 30)
-
-
-def test_a_lone_one_is_not_starved_by_shared_ones(tmp_path: Path, stack: contextlib.ExitStack) -> None:
-    first = inside(tmp_path, "shared", stack)
-    lone = Holder(tmp_path, "alone", stack)
-    until_somebody_queues(tmp_path)
-    late = Holder(tmp_path, "shared", stack)
-    assert late.waits(0.6), "a late comer went in before the one that waits"
-    first.leave()
     lone.says("in")
     assert late.waits()
     lone.leave()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
@@ -54,71 +52,6 @@ def test_drawings_are_those_of_today_s_code() -> None:
     for name, draw in drawings.DRAWINGS.items():
         assert (drawings.FOLDER / f"{name}.svg").read_text() == draw(), "python scripts/drawings.py"
     assert {path.stem for path in drawings.FOLDER.iterdir()} == set(drawings.DRAWINGS)
-
-
-@pytest.mark.parametrize(
-    ("part", "column", "filled"),
-    [("paged_state.rivals", "wall", "memory and time"), ("seven_billion.seven_billion", "time", "numbers")],
-)
-def test_another_measurement_makes_another_page(part: str, column: str, filled: str, tmp_path: Path) -> None:
-    kept = Results().folder
-    for name in ("paged_state", "fused_step", "in_8_bits", "in_16_bits", "captured_step",
-                 "optimizer_ladder", "seven_billion"):  # fmt: skip
-        for measured in kept.glob(f"{name}-nvidia-h[12]00*.json"):
-            shutil.copy(measured, tmp_path)
-    name, _, part = part.partition(".")
-    path = tmp_path / f"{name}-nvidia-h200.json"
-    found = json.loads(path.read_text())
-    for row in found["parts"][part]["rows"]:
-        row[column] = {key: value if key == "clock" else 2 * value for key, value in row[column].items()}
-    path.write_text(json.dumps(found))
-    before, after = (readme.blocks(results) for results in (Results(), Results(tmp_path)))
-    assert [block for block in before if before[block] != after[block]] == [filled]
-    pictured = digest(readme.of_one_run(Results(tmp_path))) == made_of(readme.PICTURE)
-    assert pictured is (name != "paged_state")
-
-
-def test_one_clock_times_all_and_what_is_no_step_is_said() -> None:
-    rows = readme.budgets(Results())
-    assert set(readme.RIVALS.values()) < set(rows.values("name"))
-    shown = ("paged_state.sweep", "paged_state.rivals", "in_8_bits.in_8_bits")
-    known = [row for part in shown for row in readme.asked(Results(), part)]
-    walls = {row["wall"]["median"] / 1e3 for row in known if row.get("wall")}
-    assert {row["ms"] for row in rows} <= walls
-    parts = {row["name"]: row["alone"] for row in rows if row["alone"]}
-    assert set(parts) == {readme.RIVALS[name] for name in (readme.RIVAL, readme.RIVAL_8BIT)}
-    assert set(parts.values()) <= walls
-    text = readme.blocks(Results())["memory and time"]
-    assert "ms a step, wall |" in text
-    assert text.count("its step alone") == len(parts)
-
-
-def table(name: str) -> list[dict[str, str]]:
-    """A row per line of a table."""
-    lines = [line[2:-2].split(" | ") for line in readme.blocks(Results())[name].splitlines() if line.startswith("| ")]
-    return [dict(zip(lines[0], line, strict=True)) for line in lines[1:]]
-
-
-def test_what_is_more_than_a_step_is_called_so() -> None:
-    (row,) = readme.asked(Results(), "paged_state.rivals").where(name=readme.OFFLOAD)
-    assert readme.RIVALS[readme.OFFLOAD] == f"{readme.OFFLOAD}, {row['what']}"
-    assert readme.RIVALS[readme.OFFLOAD] in readme.blocks(Results())["memory and time"]
-
-
-def test_steps_of_two_processes_are_compared_by_the_gpu() -> None:
-    by_name = {row["name"]: row for row in readme.budgets(Results())}
-    ours, fused = by_name[readme.HERE[1.0]], by_name["torch fused"]
-    times = f"{fused['gpu_ms'] / ours['gpu_ms']:.2f} times as long as ours.\n"
-    assert f"By the GPU torch's fused step takes {times}" in readme.blocks(Results())["memory and time"]
-
-
-def test_a_plan_stands_beside_what_steps_reach() -> None:
-    shares = readme.reached(Results())
-    assert all(0.5 < share < 1 for share in shares.values())
-    wanted = [shares["resident"], shares["away"], shares["away"], shares["int8"]]
-    for row, share in zip(table("seven billion"), wanted, strict=True):
-        _, _, _, rates, steps, _ = row.values()
-        assert float(steps) == pytest.approx(float(rates) / share, rel=0.01)
 
 
 @pytest.mark.parametrize("page", readme.PAGES)

@@ -134,18 +134,3 @@ def test_there_are_as_many_as_before() -> None:
     assert len(blocks("README.md")) == 1
     assert len(blocks("notes/usage.md")) == 9
     assert len(blocks("notes/migrating.md")) == 5
-
-
-def test_names_that_are_answered_are_in_the_tables() -> None:
-    """What a table says not to write is answered by the program, too."""
-    from pagedopt.optim.foreign_options import OPTIONS
-
-    table = (ROOT / "notes" / "migrating.md").read_text()
-    for name in ("optim_bits", "is_paged", "percentile_clipping", "block_wise", "min_8bit_size", "minimal_size",
-                 "offload_gradients"):  # fmt: skip
-        assert name in table
-        assert name in OPTIONS
-    for name in ("PagedAdamW32bit", "PagedAdamW8bit", "CPUOffloadOptimizer"):
-        assert name in table
-        with pytest.raises(AttributeError, match="write "):
-            getattr(pagedopt, name)

@@ -459,8 +459,9 @@ def assert_reported(world: World) -> None:
     """
     total = sum(world.optimizer.memory_report().by_place.values())
     everyone, least, most = {id(p) for p in world.listed()}, 0, 0
+    names = {*STATE_NAMES, *world.case.names}
     for p, entry in world.state.items():
-        found = {n: v.nbytes for n, v in entry.items() if n in STATE_NAMES and isinstance(v, torch.Tensor)}
+        found = {n: v.nbytes for n, v in entry.items() if n in names and isinstance(v, torch.Tensor)}
         if id(p) in everyone and not world.side.rounds:
             least += sum(found.get(name, 0) for name in world.case.names)
         most += sum(found.values()) + 64 * len(found)

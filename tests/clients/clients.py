@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -14,6 +15,7 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED
+from overlapped import SmallPages
 
 from pagedopt import PagedAdamW
 from pagedopt.system import driver
@@ -25,6 +27,8 @@ ADAMW: dict[str, Any] = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-3, "weight_
 PLACES: dict[str, dict[str, Any]] = {"resident": {}, "away": {"device_budget": 0}}
 #: Where it lived when it was saved, and where it lives from then on.
 MOVES = (("resident", "resident"), ("away", "away"), ("away", "resident"))
+#: The first step is plain, as no forward was seen before it.
+NOT_QUEUED = pytest.mark.filterwarnings("ignore:this step was not queued.*no forward")
 #: Names of AdamW's state in the shape of a parameter.
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -191,6 +195,37 @@ def agree(ends: list[Any], steps: int, near: float, start: Tensors, moved: float
     assert optimizer.watched == steps or (skips and optimizer.watched >= 2)
     assert losses == pytest.approx(their_losses, rel=near)
     moved_alike(tensors, their_tensors, start, moved or near)
+
+
+def alike_when_attached(run: Callable[[Callable[[torch.nn.Module], PagedAdamW]], Any]) -> None:
+    """With its update queued under the next forward a training has the bits of plain steps; nothing reads a parameter
+    too early, and pages are hidden.
+
+    Args:
+        run: trains a model with what the function that it is given makes of it; returns losses and the model.
+    """
+    ends = []
+    for attached in (True, False):
+        made: list[PagedAdamW] = []
+        with contextlib.ExitStack() as watching:
+            losses, model = run(functools.partial(_away, made, attached, watching))
+        made[0].wait()
+        ends.append((losses, values(model), made[0]))
+    (losses, weights, opt), (plain_losses, plain_weights, _) = ends
+    assert losses == plain_losses
+    assert all(map(torch.equal, weights, plain_weights))
+    assert opt.overlap_report().hidden > sum(arena.layout.pages for arena in opt.store.arenas)
+    assert not opt.overlap_report().plain
+
+
+def _away(made: list[PagedAdamW], attached: bool, watching: contextlib.ExitStack, model: torch.nn.Module) -> PagedAdamW:
+    """An optimizer with all state away, ``made`` for a model."""
+    opt = PagedAdamW(model.parameters(), **ADAMW, placement=SmallPages, device_budget=0)
+    if attached:
+        opt.attach(model)
+        watching.enter_context(opt.watch_reads())
+    made.append(opt)
+    return opt
 
 
 def forget_accelerate() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from overlapped import SmallPages
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from pagedopt import PagedAdamW, estimate
 from tests.clients.several_setups import SETUPS
@@ -76,6 +79,37 @@ def one_of_them_prepares_anew(device: str) -> dict[str, Any]:
             entry["exp_avg"] = entry["exp_avg"].clone()
         found[who] = {"losses": training.train(2, 4), "values": training.values()}
     return found
+
+
+def attached(device: str, name: str, whole: bool) -> dict[str, Any]:
+    """DDP: what comes of a training whose updates are queued under forwards, and of plain steps; ``whole``: attached to
+    all of it, not to its module."""
+    found = {}
+    for who in ("attached", "plain"):
+        training = Training.begin(SETUPS[name], device, PagedAdamW, device_budget=0, placement=SmallPages)
+        with contextlib.ExitStack() as watching:
+            if who == "attached":
+                training.optimizer.attach(training.model if whole else training.model.module)
+                watching.enter_context(training.optimizer.watch_reads())
+            losses = training.train(0, 6)
+        report = training.optimizer.overlap_report()
+        training.optimizer.wait()
+        found[who] = {"losses": losses, "values": training.values(), "report": (report.hidden, dict(report.plain))}
+    return found
+
+
+def refuse_to_attach(device: str) -> list[str]:
+    """What is said of models that FSDP has sharded."""
+    said = []
+    old = FullyShardedDataParallel.__new__(FullyShardedDataParallel)  # made in full it needs a GPU
+    torch.nn.Module.__init__(old)
+    old.net = torch.nn.Linear(8, 8)
+    for model in (old, fully_shard(torch.nn.Linear(8, 8).to(device))):
+        try:
+            PagedAdamW([torch.nn.Parameter(torch.ones(8))], device_budget=0).attach(model)
+        except ValueError as error:
+            said.append(str(error))
+    return said
 
 
 def copied(device: str) -> dict[str, Any]:

@@ -136,10 +136,15 @@ class Whole(Setup):
 
 
 class Ddp(Whole):
+    """``options`` are those of ``DistributedDataParallel``."""
+
     accumulates = staticmethod(_no_sync)
 
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
     def wrap(self, model: Model, device: str) -> Model:
-        return DistributedDataParallel(model)
+        return DistributedDataParallel(model, **self.options)
 
 
 class Zero(Ddp):
@@ -277,6 +282,7 @@ class Both(Fsdp2):
 
 SETUPS: dict[str, Setup] = {
     "DDP": Ddp(),
+    "DDP, gradients in buckets": Ddp(gradient_as_bucket_view=True),
     "ZeroRedundancyOptimizer": Zero(),
     "_apply_optimizer_in_backward": InBackward(),
     "FSDP1": Fsdp1(),

@@ -14,7 +14,7 @@ from clients import PLACES, Watched, digest, everywhere, on_devices, values
 from optim_support import model
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, clients.NOT_QUEUED]
 
 STEPS = 6
 
@@ -70,6 +70,19 @@ def test_prepare(device: str, place: str) -> None:
 def test_bf16_and_accumulation(device: str, place: str) -> None:
     """`mixed_precision="bf16"`, `accumulate` over two batches."""
     beside_torch(device, place, 2e-2, mixed_precision="bf16", gradient_accumulation_steps=2)
+
+
+@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}], ids=str)
+def test_attached(more: dict[str, Any]) -> None:
+    """`attach(model)`, with a schedule, clipping, accumulation and `bf16`."""
+
+    def run(make: Any) -> Any:
+        by, inner = accelerator("cpu", **more), model()
+        opt = make(inner)
+        net, opt, batches, schedule = by.prepare(inner, opt, loader(), torch.optim.lr_scheduler.ExponentialLR(opt, 0.8))
+        return [loss for _ in range(2) for loss in train(by, net, opt, batches, schedule)], inner
+
+    clients.alike_when_attached(run)
 
 
 @clients.on_cuda

@@ -18,7 +18,7 @@ from pagedopt import PagedAdamW
 
 torchvision_operators.declare()
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, clients.NOT_QUEUED]
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
 
@@ -118,6 +118,19 @@ def test_automatic_optimization(tmp_path: Path, device: str, place: str) -> None
 def test_manual_optimization(tmp_path: Path, device: str, place: str) -> None:
     """Manual optimization, `optimizer.step()` with and without a closure."""
     beside_torch(tmp_path, device, place, 1e-5, kind=Manual)
+
+
+@pytest.mark.parametrize("more", [{}, {"accumulate_grad_batches": 2, "max_epochs": 4}], ids=str)
+def test_attached(tmp_path: Path, more: dict[str, Any]) -> None:
+    """`attach(model)`, with a schedule, clipping and accumulation."""
+
+    def run(make: Any) -> Any:
+        module = Automatic()
+        opt = make(module.net)
+        fit(tmp_path, "cpu", module, lambda params: opt, gradient_clip_val=0.5, **more)
+        return module.losses, module.net
+
+    clients.alike_when_attached(run)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from experiment_runs import undated
 
 from tests.clients import clients_page
-from tests.clients.clients_page import CLIENTS, PAGE, RAW, ROOT, Record, described
+from tests.clients.clients_page import CLIENTS, PAGE, RAW, ROOT, described
 
 pytestmark = pytest.mark.skipif("PAGEDOPT_CLIENTS_RECORD" in os.environ, reason="the record is being written")
 
@@ -47,15 +46,3 @@ def test_what_was_run_is_what_is_pinned() -> None:
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
     for name, version in json.loads(RAW.read_text())["cpu"]["versions"].items():
         assert version.partition("+")[0] == pins[name], name
-
-
-def test_a_part_that_is_run_once_more_joins_what_was_run_alike(tmp_path: Path) -> None:
-    file, (one, other) = tmp_path / "record.json", [f"{CLIENTS[0].file}::test_{name}" for name in ("one", "other")]
-    for outcomes in ({one: "failed", other: "passed"}, {one: "passed"}):
-        Record(file, {"cpu": outcomes}).pytest_sessionfinish()
-    record = json.loads(file.read_text())
-    assert record["cpu"]["outcomes"] == {one: "passed", other: "passed"}
-    record["cpu"]["versions"]["torch"] = "1.0"
-    file.write_text(json.dumps(record))
-    Record(file, {"cpu": {one: "passed"}}).pytest_sessionfinish()
-    assert json.loads(file.read_text())["cpu"]["outcomes"] == {one: "passed"}

@@ -167,6 +167,23 @@ def test_copies_and_estimates(device: str) -> None:
         assert (rows, taken) == ((4, 3)[rank], planned)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["DDP", "its module"])
+@pytest.mark.parametrize("name", ["DDP", "DDP, gradients in buckets"])
+def test_ddp_attached(name: str, whole: bool) -> None:
+    """`attach` under DDP, also with `gradient_as_bucket_view=True`, to the model or to its module."""
+    for found in together(f"{RUNS}.attached", 2, "cpu", name, whole):
+        check_same(found["attached"], found["plain"])
+        hidden, plain = found["attached"]["report"]
+        assert hidden > 0
+        assert not plain
+
+
+def test_fsdp_is_not_attached() -> None:
+    """`attach` refuses models of FSDP1 and FSDP2."""
+    (said,) = together(f"{RUNS}.refuse_to_attach", 1, "cpu")
+    assert ["FullyShardedDataParallel" in said[0], "FSDPModule" in said[1]] == [True, True]
+
+
 def example(*arguments: str) -> dict[str, str]:
     """What ``examples/fsdp2.py`` says, line by line."""
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "examples/fsdp2.py", *arguments)

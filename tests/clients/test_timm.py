@@ -117,24 +117,6 @@ def test_ema(device: str, place: str) -> None:
     beside_torch(device, place, plain, average)
 
 
-@everywhere
-def test_swa(device: str, place: str) -> None:
-    """torch's `AveragedModel` and `SWALR` on a model of timm's."""
-
-    def average(net: Any, opt: Any) -> Any:
-        swa = torch.optim.swa_utils.AveragedModel(net)
-        rate = torch.optim.swa_utils.SWALR(opt, 0.002, anneal_epochs=3)
-
-        def after(step: int) -> None:
-            rate.step()
-            if step > 2:
-                swa.update_parameters(net)
-
-        return after, swa.module
-
-    beside_torch(device, place, plain, average)
-
-
 @clients.on_cuda
 def test_native_scaler(device: str, place: str) -> None:
     """`NativeScaler` in float16, with clipping."""

@@ -20,7 +20,7 @@ from pagedopt import PagedAdamW, PagedScheduleFreeAdamW
 torchvision_operators.declare()
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, clients.NOT_QUEUED]
 
 STEPS = 6
 SAVING = {"save_strategy": "steps", "save_steps": 3}
@@ -201,6 +201,23 @@ def test_optimizers(tmp_path: Path, device: str, place: str) -> None:
         made.train()
         ends.append((losses(made), values(made.model), opt))
     clients.agree(ends, STEPS, 1e-5, values(gpt2()))
+
+
+@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"gradient_checkpointing": True}], ids=str)
+def test_attached(tmp_path: Path, more: dict[str, Any]) -> None:
+    """`attach(model)`, with accumulation, gradient checkpointing, evaluation and checkpoints amid the training."""
+    evaluated = {"eval_strategy": "steps", "eval_steps": 2, "max_grad_norm": 0.5, **SAVING}
+
+    def run(make: Any) -> Any:
+        net = gpt2()
+        opt = make(net)
+        schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=STEPS)
+        own = {"optimizers": (opt, schedule), "eval_dataset": data()[:4]}
+        made = trainer(tmp_path, "cpu", net, more=own, **evaluated, **more)
+        made.train()
+        return [entry[k] for entry in made.state.log_history for k in ("loss", "eval_loss") if k in entry], net
+
+    clients.alike_when_attached(run)
 
 
 @on_devices

@@ -79,14 +79,6 @@ def test_it_is_readable(doctor: Program, small: None, monkeypatch: pytest.Monkey
     assert max(map(len, (line for line in text.splitlines() if line.startswith("│")))) <= 80
 
 
-def test_without_a_gpu_there_is_one_note_of_it(doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    report = doctor.reports("--quick")
-    assert report["cards"] == []
-    assert [t["placement"] for t in report["placements"]] == list(choose.ARENAS["cpu"])
-    assert len([note for note in report["notes"] if "NVIDIA" in note]) == 1
-
-
 @pytest.mark.parametrize("name", ["cupy", "cuda.bindings"])
 def test_what_a_cpu_does_not_need_is_a_note(name: str, doctor: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)  # importing it fails

@@ -124,8 +124,8 @@ DIFFERENCES: tuple[Difference, ...] = (
             _EARLY,
         )
         for scenario, labels in {
-            "parameters that are never trained": "trained", "a deep copy": "0 steps: the original waited",
-            "a whole optimizer in a file": "0 steps: the original waited", "state as a mapping": "before",
+            "parameters that are never trained": "trained", "state as a mapping": "before",
+            "copies": "0 steps, the original waited*",
             "zero grad": ("by default: after it", "to None: after it", "to zeros: after it"),
             "a module cast before the first step": ("half", "bfloat16", "double"),
         }.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,19 +29,6 @@ def begun(world: World, dtype: torch.dtype = torch.float32) -> tuple[list[Any], 
     opt = reference(world.entry)(groups(params), **{**ordinary(world.entry), "foreach": False})
     world.train(opt, params)
     return params, copy.deepcopy(opt.state_dict())
-
-
-@scenario(CHAPTER)
-def test_its_own_dict(world: World) -> None:
-    """An optimizer loads its own state dict, which is no copy: it shows what later steps make of state."""
-    params = world.params(SHAPES)
-    opt = world.trained(groups(params))
-    saved = opt.state_dict()
-    world.train(opt, params, range(3, 4))
-    name = next((n for n in saved["state"][0] if n != "step"), None)
-    world.say("it shows the later step", name is None or saved["state"][0][name] is opt.state[params[0]][name])
-    opt.load_state_dict(saved)
-    world.train(opt, params, range(4, 6), show="went on")
 
 
 @scenario(CHAPTER)
@@ -105,28 +91,6 @@ def test_named_parameters(world: World) -> None:
     world.say("text", [line for line in repr(back).splitlines() if "names" in line])
     world.attempt("names for some only", world.make, [pairs[0], params[1]])
     world.attempt("a group without names beside one with", opt.add_param_group, {"params": [world.param((3,), 8)]})
-
-
-@scenario(CHAPTER)
-def test_what_does_not_fit(world: World) -> None:
-    """A state dict of another model, or half of one, is refused when it is loaded, and what was there goes on."""
-    params = world.params(SHAPES)
-    opt = world.trained(groups(params))
-    saved = copy.deepcopy(opt.state_dict())
-    harms: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "a group more": lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}),
-        "a group less": lambda d: d["param_groups"].pop(),
-        "a parameter more": lambda d: d["param_groups"][0]["params"].append(9),
-        "a parameter less": lambda d: d["param_groups"][1]["params"].pop(),
-        "no groups": lambda d: d.pop("param_groups"),
-        "no state": lambda d: d.pop("state"),
-        "no parameters": lambda d: d["param_groups"][0].pop("params"),
-    }
-    for name, harm in harms.items():
-        wrong = copy.deepcopy(saved)
-        harm(wrong)
-        world.attempt(name, opt.load_state_dict, wrong)
-    world.train(opt, params, range(3, 5), show="went on")
 
 
 @scenario(CHAPTER)

@@ -59,18 +59,6 @@ def test_laid_out_otherwise(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def test_laid_out_otherwise_in_each_step(world: World) -> None:
-    """One layout of gradients after the other."""
-    params = [world.param((13, 18), 1), torch.nn.Parameter(world.values((18, 13), 2).t())]
-    opt = world.make(params)
-    for step, change in enumerate([*LAYOUTS.values(), *LAYOUTS.values()]):
-        for i, p in enumerate(params):
-            p.grad = change(world.values(p.shape, 31 * step + i))
-        opt.step()
-    world.say("trained", plain(opt, params))
-
-
-@scenario(CHAPTER)
 def test_of_complex_numbers(world: World) -> None:
     """Complex gradients with other strides than their parameters, and conjugated and negated views."""
     ways = {name: LAYOUTS[name] for name in ("transposed", "with gaps", "negated")}

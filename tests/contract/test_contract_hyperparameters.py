@@ -177,22 +177,6 @@ def test_deleted_from_a_group(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def test_groups_added_in_mid_training(world: World) -> None:
-    """``add_param_group`` between steps, with values of its own, after a change of ``defaults``, and back to front."""
-    params, opt = world.begin([(200, 101), (13, 18)], 2)
-    new = world.param((7, 5), 5)
-    opt.add_param_group({"params": new, "lr": 0.5})
-    opt.defaults["weight_decay"] = 0.7
-    other = [world.param((70_001,), 6), world.param((), 7)]
-    opt.add_param_group({"params": (p for p in other)})
-    params += [new, *other]
-    world.train(opt, params, range(2, 5), show="trained")
-    world.say("groups", [(len(g["params"]), g["lr"], g["weight_decay"]) for g in opt.param_groups])
-    opt.param_groups.reverse()
-    world.train(opt, params, range(5, 7), show="in another order")
-
-
-@scenario(CHAPTER)
 def test_parameters_that_are_never_trained(world: World) -> None:
     """Parameters of integers and bytes among the others, as quantized layers have them: no gradient, no state."""
     params = [world.param((13, 18)), torch.nn.Parameter(torch.arange(7, device=world.device), requires_grad=False)]

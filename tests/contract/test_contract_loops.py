@@ -14,7 +14,6 @@ from tests.contract.scenarios import World, has, scenario
 from tests.world import give
 
 CHAPTER = "loops"
-GRADS = Callable[[], Any]
 
 
 def loss_of(params: list[Any]) -> torch.Tensor:
@@ -102,48 +101,6 @@ def test_what_a_step_leaves(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def test_clipping(world: World) -> None:
-    """``clip_grad_norm_`` and ``clip_grad_value_``, in torch's ways to compute them, between backward and step."""
-    utils = torch.nn.utils
-    ways: dict[str, Callable[[list[Any]], Any]] = {
-        "norm": lambda p: utils.clip_grad_norm_(p, 0.5),
-        "norm, one by one": lambda p: utils.clip_grad_norm_(p, 0.5, foreach=False),
-        "largest": lambda p: utils.clip_grad_norm_(p, 0.1, norm_type=float("inf")),
-        "value": lambda p: utils.clip_grad_value_(p, 0.2),
-        "value, one by one": lambda p: utils.clip_grad_value_(p, 0.2, foreach=False),
-        "with their norm": lambda p: utils.clip_grads_with_norm_(p, 0.5, utils.get_total_norm([x.grad for x in p])),
-    }
-    for label, clip in ways.items():
-        params, opt = world.begin([(13, 18), (7,), ()])
-        for step in range(3):
-            backward(opt, params)
-            world.say(f"{label}: {step}", clip(params))
-            opt.step()
-        world.show(f"{label}: trained", opt, params)
-
-
-@scenario(CHAPTER)
-def test_clipping_inside(world: World) -> None:
-    """``max_grad_norm`` of ours, set between steps, beside ``clip_grad_norm_`` and a step of torch's; where no gradient
-    is that large, where all are, and with gradients that come and go."""
-    params, opt = world.begin([(13, 18), (7,), (), (200, 101)])
-    for step in range(6):
-        give(params, step)
-        if step == 3:
-            params[1].grad = None
-        limit = (1e4, 0.5, 0.1)[step % 3]
-        if world.ours:
-            opt.max_grad_norm = limit
-            opt.step()
-            norm = opt.grad_norm.float()
-        else:
-            norm = torch.nn.utils.clip_grad_norm_(params, limit)
-            opt.step()
-        world.say(f"step {step}: the norm", norm)
-        world.show(f"step {step}", opt, params)
-
-
-@scenario(CHAPTER)
 def test_a_scaled_loss(world: World) -> None:
     """A ``GradScaler`` whose scale doubles and halves, in each of torch's ways that take one: the steps that it skips,
     ``unscale_`` before some, what is left of the gradients, and a closure."""
@@ -169,21 +126,6 @@ def test_a_scaled_loss(world: World) -> None:
                 world.say(f"{way}, step {step}: gradients", [p.grad for p in params])
             world.show(f"{way}, step {step}", opt, params)
         world.attempt(f"{way}: with a closure", scaler.step, opt, lambda: 1.0)
-
-
-@scenario(CHAPTER)
-def test_accumulation(world: World) -> None:
-    """Gradients of several backwards before a step, zeroed in both ways, and ``None`` in between."""
-    for set_to_none in (False, True):
-        params, opt = world.begin([(13, 18), (7,), ()])
-        for step in range(6):
-            (loss_of(params) / 3).backward()
-            if step % 3 == 2:
-                opt.step()
-                opt.zero_grad(set_to_none=set_to_none)
-                world.say(f"{set_to_none}: gradients after step {step}", [p.grad for p in params])
-                opt.step()
-        world.show(f"{set_to_none}: trained", opt, params)
 
 
 @scenario(CHAPTER)
@@ -219,27 +161,6 @@ def test_made_in_inference_mode(world: World) -> None:
             world.attempt(f"made outside={outside}: a step inside", opt.step)
             world.show(f"made outside={outside}: inside", opt, params)
         world.attempt(f"made outside={outside}: a step outside", opt.step)
-
-
-@scenario(CHAPTER)
-def test_functional_calls(world: World) -> None:
-    """Gradients from ``torch.func.functional_call`` and ``torch.func.grad``, for a module and for plain tensors."""
-    net = world.filled(torch.nn.Sequential(torch.nn.Linear(7, 13), torch.nn.Tanh(), torch.nn.Linear(13, 1))).double()
-    batch = world.values((20, 7), 3).double()  # a rounding of a parameter moves gradients near zero by more than itself
-    opt = world.make(net.parameters())
-    for _ in range(3):
-        opt.zero_grad()
-        given = {name: p * 0.5 for name, p in net.named_parameters()}
-        torch.func.functional_call(net, given, batch).square().mean().backward()
-        opt.step()
-    world.show("functional_call", opt, net.parameters())
-    grad = torch.func.grad(lambda named: torch.func.functional_call(net, named, batch).square().mean())
-    for _ in range(2):
-        found = grad({name: p.detach() for name, p in net.named_parameters()})
-        for name, p in net.named_parameters():
-            p.grad = found[name]
-        opt.step()
-    world.show("grad", opt, net.parameters())
 
 
 @scenario(CHAPTER)
@@ -290,11 +211,7 @@ def test_frozen_for_a_while(world: World) -> None:
 
 @scenario(CHAPTER)
 def test_threads(world: World) -> None:
-    """Steps in another thread, and two optimizers that step at once in two threads."""
-    params, opt = world.begin([(200, 101), (13, 18), ()])
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(world.train, opt, params, range(2)).result()
-    world.train(opt, params, range(2, 3), show="in another")
+    """Two optimizers that step at once in two threads."""
     many = [world.params([(200, 101), (13, 18), ()]) for _ in range(2)]
     opts = [world.make(each, lr=0.02 * (i + 1)) for i, each in enumerate(many)]
     together = threading.Barrier(2)

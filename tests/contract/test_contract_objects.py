@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -22,26 +23,30 @@ def unflagged(world: World, params: Any, **hyper: Any) -> Any:
     return world.make(params, **({"foreach": None} if world.entry.torch and not world.ours else {}), **hyper)
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------
-
-
-def copied(world: World, how: Callable[[Any], Any]) -> None:
-    """Train, copy parameters and optimizer together, and train both in turn; before the first step, too."""
-    params = world.params(SHAPES)
-    opt = world.make([{"params": params[:1]}, {"params": params[1:], "lr": 0.07}])
-    for before, steps in ((0, range(2)), (2, range(2, 4))):
-        twins, twin = how((params, opt))
-        world.say(f"{before} steps: it is of the same class", type(twin) is type(opt))
-        world.say(f"{before} steps: it has the copied parameters", twin.param_groups[0]["params"][0] is twins[0])
-        world.train(twin, twins, steps, show=f"{before} steps: the copy went on")
-        world.show(f"{before} steps: the original waited", opt, params)
-        world.train(opt, params, steps, show=f"{before} steps: the original went on")
+#: Ways of model and optimizer to a twin of both: ``pickle`` by every protocol, from the oldest to the newest.
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "file": lambda both: through_file(both, weights_only=False),
+    **{
+        f"protocol {n}": lambda both, n=n: pickle.loads(pickle.dumps(both, n))
+        for n in range(pickle.HIGHEST_PROTOCOL + 1)
+    },
+}
 
 
 @scenario(CHAPTER)
-def test_a_deep_copy(world: World) -> None:
-    """``copy.deepcopy`` of model and optimizer; both go on, each for itself."""
-    copied(world, copy.deepcopy)
+def test_copies(world: World) -> None:
+    """``copy.deepcopy``, a file and ``pickle`` of model and optimizer together, before the first step and later; both
+    go on, each for itself."""
+    for (label, how), before in itertools.product(COPIES.items(), (0, 2)):
+        params = world.params(SHAPES)
+        opt = world.trained([{"params": params[:1]}, {"params": params[1:], "lr": 0.07}], before)
+        twins, twin = how((params, opt))
+        world.say(f"{before} steps, class: {label}", type(twin) is type(opt))
+        world.say(f"{before} steps, parameters: {label}", twin.param_groups[0]["params"][0] is twins[0])
+        world.train(twin, twins, range(before, before + 2), show=f"{before} steps, the copy went on: {label}")
+        world.show(f"{before} steps, the original waited: {label}", opt, params)
+        world.train(opt, params, range(before, before + 2), show=f"{before} steps, the original went on: {label}")
 
 
 @scenario(CHAPTER)
@@ -53,22 +58,6 @@ def test_a_deep_copy_of_the_optimizer_alone(world: World) -> None:
     world.say("no gradients, other tensors", [(p.grad is None, p is q) for p, q in zip(twins, params, strict=True)])
     world.train(twin, twins, range(3, 5), show="the copy")
     world.show("the original", opt, params)
-
-
-@scenario(CHAPTER)
-def test_pickle_of_every_protocol(world: World) -> None:
-    """``pickle`` of model and optimizer by every protocol, from the oldest to the newest; what comes back goes on."""
-    params, opt = world.begin(SHAPES, 3)
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        twins, twin = pickle.loads(pickle.dumps((params, opt), protocol))
-        world.train(twin, twins, range(3, 5), show=f"protocol {protocol}")
-    world.show("the original", opt, params)
-
-
-@scenario(CHAPTER)
-def test_a_whole_optimizer_in_a_file(world: World) -> None:
-    """``torch.save`` of model and optimizer as objects, and ``torch.load(weights_only=False)``."""
-    copied(world, lambda saved: through_file(saved, weights_only=False))
 
 
 @scenario(CHAPTER)
@@ -89,17 +78,6 @@ def test_a_shallow_copy(world: World) -> None:
     world.say("they share", (twin.param_groups is opt.param_groups, twin.state is opt.state))
     world.train(twin, params, range(3, 5), show="the copy went on")
     world.train(opt, params, range(5, 7), show="the original went on")
-
-
-@scenario(CHAPTER)
-def test_set_state(world: World) -> None:
-    """``__setstate__`` with groups of an older version, whose flags are missing, as unpickling an old file calls it."""
-    params, opt = world.begin(SHAPES, 3)
-    new = {"maximize", "foreach", "fused", "nesterov"} if world.entry.torch else {}
-    groups = [{name: value for name, value in opt.param_groups[0].items() if name not in new}]
-    opt.__setstate__({"state": opt.state, "param_groups": groups})
-    world.attempt("steps", world.train, opt, params, range(3, 5))
-    world.show("after", opt, params)
 
 
 # --- what it says of itself -------------------------------------------------------------------------------------------
@@ -124,7 +102,7 @@ def test_its_defaults(world: World) -> None:
     world.say("defaults, names of a group", [dict(opt.defaults), list(opt.param_groups[0])])
     world.say("values of a group", {k: v for k, v in opt.param_groups[0].items() if k != "params"})
     opt.defaults["lr"] = 0.25
-    opt.add_param_group({"params": params[1:]})
+    opt.add_param_group({"params": iter(params[1:])})
     world.say("of a group that is added", opt.param_groups[1]["lr"])
     world.train(opt, params, show="trained")
 

@@ -131,7 +131,7 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
             world.train(opt, params, range(2, 4))
         found = everything(opt, params)
         world.say(f"{label}: what it has", [(str(t.dtype), tuple(t.shape), t.stride()) for t in found])
-        world.say(f"{label}: values", rounded(found, label))
+        world.say(f"{label}: values", rounded(found, label.partition(",")[0]))
     if kept_grad:
         with world.tries(f"{label}, new gradients"):
             params[1].grad = None
@@ -140,9 +140,12 @@ def _changed(world: World, label: str, change: Callable[[Any], None], kept_grad:
 
 @scenario(CHAPTER)
 def test_changed_between_steps(world: World) -> None:
-    """A parameter's ``.data`` or storage is replaced, laid out anew, grown, shrunk or cast between two steps."""
+    """A parameter's ``.data`` or storage is replaced, laid out anew, grown, shrunk or cast between two steps;
+    also where an optimizer keeps nothing that would have to fit: ``momentum=0``, if there is one."""
     for label, change in CHANGES.items():
         _changed(world, label, change)
+        if plain := without_state(world.entry):
+            _changed(world, f"{label}, no momentum", change, **plain)
 
 
 @scenario(CHAPTER)
@@ -150,6 +153,8 @@ def test_changed_with_its_gradient_left(world: World) -> None:
     """The same with the old gradient left where it was, and then new ones."""
     for label in LEFT:
         _changed(world, label, CHANGES[label], kept_grad=True)
+        if plain := without_state(world.entry):
+            _changed(world, f"{label}, no momentum", CHANGES[label], kept_grad=True, **plain)
 
 
 @scenario(CHAPTER)
@@ -194,37 +199,6 @@ def test_complex_between_steps(world: World) -> None:
                     give(params, 2)
                 opt.step()
                 world.say(f"{name}: after", [t.detach().to(torch.complex64) for t in params])
-
-
-@scenario(CHAPTER)
-def test_changed_without_momentum(world: World) -> None:
-    """The same where an optimizer keeps nothing that would have to fit: ``momentum=0``, if there is one."""
-    plain = without_state(world.entry)
-    for label, change in CHANGES.items():
-        _changed(world, label, change, **plain)
-        if plain and label in LEFT:
-            _changed(world, f"{label}, its gradient left", change, kept_grad=True, **plain)
-
-
-@scenario(CHAPTER)
-def test_a_module_cast_between_steps(world: World) -> None:
-    """``module.half()``, ``.bfloat16()`` and ``.double()`` between two steps, and back to float32."""
-    for name in ("half", "bfloat16", "double"):
-        module = net(world)
-        params = list(module.parameters())
-        opt = world.trained(params, 2)
-        getattr(module, name)()
-        module.float()
-        world.train(opt, params, range(2, 4), show=f"{name} and back")
-        getattr(module, name)()
-        with world.tries(f"a step in {name}"):
-            world.train(opt, params, range(4, 6))
-            found = everything(opt, params)
-            world.say(f"dtypes in {name}", [str(t.dtype) for t in found])
-            world.say(f"values in {name}", rounded(found, name))
-            module.float()
-            world.train(opt, params, range(6, 8))
-            world.say(f"values after {name}", rounded(found, name))
 
 
 @scenario(CHAPTER)

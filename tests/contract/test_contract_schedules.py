@@ -104,26 +104,6 @@ def test_every_scheduler_of_a_tensor(world: World) -> None:
 
 
 @scenario(CHAPTER)
-def test_schedulers_that_are_resumed(world: World) -> None:
-    """Each scheduler is saved with its optimizer in the middle, and both are loaded into new ones."""
-    for name, make in schedules().items():
-        params, opt = world.begin([(13, 18), (7,)])
-        with world.tries(name):
-            scheduler = make(opt)
-            for step in range(STEPS):
-                world.train(opt, params, [step])
-                advance(scheduler, step)
-                if step == 3:
-                    saved = copy.deepcopy((opt.state_dict(), scheduler.state_dict()))
-                    opt = world.make(params)
-                    scheduler = make(opt)
-                    opt.load_state_dict(saved[0])
-                    scheduler.load_state_dict(saved[1])
-            world.say(f"{name}: values", values_of(opt))
-            world.show(f"{name}: trained", opt, params)
-
-
-@scenario(CHAPTER)
 def test_a_scheduler_that_is_ahead(world: World) -> None:
     """A scheduler that steps before its optimizer warns of it, one behind it does not; and copies of an optimizer that
     has a scheduler step by themselves."""
@@ -143,22 +123,6 @@ def test_a_scheduler_that_is_ahead(world: World) -> None:
     twin, others = copy.deepcopy((opt, params))
     world.train(twin, others, range(2, 4), show="the copy")
     world.show("the original", opt, params)
-
-
-@scenario(CHAPTER)
-def test_averaged_weights(world: World) -> None:
-    """``AveragedModel``, plain and exponential, beside a model that is trained, with ``SWALR``."""
-    for label, how in (("swa", {}), ("ema", {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)})):
-        net = world.filled(torch.nn.Linear(13, 18))
-        opt = world.make(net.parameters())
-        average = swa_utils.AveragedModel(net, **how)
-        scheduler = swa_utils.SWALR(opt, swa_lr=0.1, anneal_epochs=2)
-        for step in range(4):
-            world.train(opt, net.parameters(), [step])
-            average.update_parameters(net)
-            scheduler.step()
-        world.say(f"{label}: averages", list(average.parameters()))
-        world.show(f"{label}: trained", opt, net.parameters())
 
 
 # --- the contract: what stands around a step: hooks, profilers, notebooks, devices ------------------------------------

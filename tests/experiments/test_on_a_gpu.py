@@ -7,8 +7,7 @@ import torch
 from experiment_runs import quick_run
 from gpu_support import launching
 
-from experiments.copies import kinds, peer, size
-from experiments.copies.kinds import DEVICE, MANAGED, PINNED, REGISTERED
+from experiments.copies import peer
 from experiments.lab import Rows, Run
 from experiments.lifetime import hazards
 from experiments.lifetime.hazards import BARE, CRASH, FOLLOWED, HARMS, KEPT, OURS, OURS_GRAPH, REFUSED, TORCH_GRAPH
@@ -42,30 +41,6 @@ def run_on_a_gpu() -> Run:
 def test_what_becomes_of_a_hazard(hazard: str, way: str, outcome: str) -> None:
     row = hazards.in_child(hazard, way, "cuda:0")
     assert row["outcome"] == outcome, row
-
-
-def test_copies_of_bare_addresses_are_the_originals() -> None:
-    rows = Rows(hazards.used("cuda:0"))
-    assert {row["updates"] for row in rows.where(holder=BARE)} == {hazards.ORIGINAL}
-    assert hazards.ORIGINAL not in {row["updates"] for row in rows.where(holder="PagedSGD", how="deepcopy")}
-
-
-def test_a_large_copy_is_whole() -> None:
-    for way in (size.by_call, size.by_list, size.by_torch):
-        assert size.copied(way, (1 << 26) + 3, torch.device("cuda"), torch.device("cuda")) == (True, True)
-
-
-@pytest.mark.parametrize("kind", [PINNED, REGISTERED, MANAGED, DEVICE])
-def test_both_sides_have_one_number_and_the_cpu_may_not_follow_one_of_the_device(kind: str) -> None:
-    row = kinds.addressed(kind)
-    assert (row["cpu_reads"], row["gpu_reads"]) == (kinds.MAY_NOT if kind == DEVICE else kinds.RIGHT, kinds.RIGHT)
-    assert kind == DEVICE or (row["same"], row["seen"]) == (True, True)
-
-
-def test_a_copy_without_a_direction_is_right() -> None:
-    rows = Rows(kinds.every_pair(kinds.NONE, "none"))
-    wrong = [row for row in rows if row["outcome"] != kinds.RIGHT and "range" not in row["source"] + row["target"]]
-    assert wrong == []
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

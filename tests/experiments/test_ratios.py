@@ -67,12 +67,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"case": OURS},
         {"share": 80, "over_fused": 1.6, "over_fused_wall": 1.6, "of_ours": 1, "rate": 28_000 / 100e-6 / 1e9},
     ),
-    "on a CPU a copy is no floor": (
-        "close_to_a_copy",
-        [step(OURS, 100, device="cpu"), step(COPY, 80, device="cpu")],
-        {"case": OURS},
-        {"share": None},
-    ),
     "torch's bfloat16 moments are 14 bytes of the copy's 22": (
         "close_to_a_copy",
         [step(name, 100, 22_000, key=close_to_a_copy.BF16) for name in (OURS, FUSED, COPY)],
@@ -99,20 +93,11 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"case": "+8"},
         {"loss": 1.375, "spread": 0.25, "seeds": 2, "behind": 0.375, "moved": 70, "apart": 3},
     ),
-    "12 bytes in 50 µs, where a copy moves 26 in 80": (
-        "sixteen_bits",
-        [sixteen("step", "PagedAdamW, +8", 50, 12_000), sixteen("step", COPY, 80, 26_000)],
-        {"case": "PagedAdamW, +8"},
-        {"share": 100 * (80 / 26) / (50 / 12), "of_link": None},
-    ),
     "6 bytes over the link in 33 µs, where it moves 20 in 100": (
         "sixteen_bits",
         [sixteen("away", sixteen_bits.EIGHT_INT8, 33, 6_000), sixteen("away", link.BOTH, 100, 20_000)],
         {"case": sixteen_bits.EIGHT_INT8},
         {"of_link": (33 / 6) / (100 / 20), "share": 100 * (100 / 20) / (33 / 6)},
-    ),
-    "float32 has no share of a copy of 8 bits": (
-        "in_8_bits", [in_8(OURS, 150, 28_000), in_8(COPY, 75)], {"case": OURS}, {"share": None},
     ),
     "in place, 4 bytes in 50 µs beside 16 in 100": (
         "in_8_bits",
@@ -179,18 +164,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
         {"case": OURS},
         {"of_copy": 1.07, "of_torch_wall": 0.5},
     ),
-    "a scaled step beside one that nobody scales": (
-        "clip_and_scale",
-        [clipped(clip_and_scale.GIVEN, 51), clipped(clip_and_scale.UNSCALED, 50), clipped(COPY, 25)],
-        {"case": clip_and_scale.GIVEN},
-        {"of_copy": 2.04, "of_unscaled": 1.02, "of_torch_wall": None},
-    ),
-    "without a GPU's time of one, walls are compared": (
-        "close_to_a_copy",
-        [step(OURS, 100) | {"wall": one(500)}, step(FUSED, 160) | {"gpu": None, "wall": one(5000)}],
-        {"case": FUSED},
-        {"of_ours": 10, "clock": "wall"},
-    ),
     "16 slices beside one": (
         "saturation",
         [{"case": "LayerNorm, one tensor", "rows": n, "bytes": 2048 * n, **clocks(us)}
@@ -204,12 +177,6 @@ CASES: dict[str, tuple[str, list[Row], dict[str, Any], dict[str, Any]]] = {
          for n in (1, 2, 4)],
         {"what": "power"},
         {"exponent": 2, "last": 2},
-    ),
-    "a tenth of a first step is in no phase": (
-        "first_call",
-        [{"way": COLD, "count": 1, "phases": {"a": 2.0, "b": 0.7}, "first": one(3.0), "later": one(9)}],
-        {},
-        {"off": 0.1},
     ),
     "the slope of the loop": (
         "counts",

@@ -90,10 +90,6 @@ def test_what_is_no_format_or_no_state_is_refused_with_those_there_are(given: An
         check_format(given, states)
 
 
-def test_any_state_may_be_named_where_states_are_not_known() -> None:
-    check_format({"of_a_rule_to_come": "bfloat16"})
-
-
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_numbers_are_encoded_as_torch_converts_them(form: Format) -> None:
     values = torch.randn(257, dtype=form.arithmetic, generator=torch.Generator().manual_seed(1))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pagedopt
-from pagedopt import Moment, PagedAdamW, PagedLion, PagedOptimizer, PagedSGD
+from pagedopt import Moment, PagedAdamax, PagedAdamW, PagedLion, PagedOptimizer, PagedScheduleFreeAdamW, PagedSGD
 from pagedopt.formats.choice import Rounding, State
 from pagedopt.formats.floating import CHOICES, chosen_format
 from pagedopt.formats.format import Format
@@ -100,6 +100,9 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PagedAdamW, {"betas": (0.995, 0.999)}, "state 'exp_avg' of rule 'adamw' cannot be stored in int8: its decay "
                                             "beta1 is 0.995, and codes follow first moments up to 0.99"),
     (PagedLion, {"betas": (0.9, 0.999)}, "state 'exp_avg' of rule 'lion' cannot be stored in int8: its decay beta2"),
+    (PagedAdamax, {}, "'exp_inf' of rule 'adamax' cannot be stored in int8: a maximum that decays stays at its code "
+                      "if it is rounded to the nearest, and climbs if at random; give that"),
+    (PagedScheduleFreeAdamW, {}, "cannot be stored in int8: it holds weights, and neighbouring codes are 2.4 % apart"),
     (PagedSGD, {"momentum": 0.999}, "state 'momentum_buffer' of rule 'sgd_momentum' cannot be stored in int8"),
     (PagedAdamW, {"rounding": "up"}, "rounding is 'up'; it must be 'nearest', 'stochastic' or None"),
     (PagedAdamW, {"seed": -1}, "seed is -1; it must be a whole number from 0 to 2,097,151"),

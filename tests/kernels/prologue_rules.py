@@ -114,11 +114,3 @@ def common_sets(subject: Rule, count: int, most: int = 1000) -> list[dict[str, f
     generator = np.random.default_rng(5)
     sets = [{name: float(generator.uniform(0.1, 0.9)) for name in subject.scalars} for _ in range(count)]
     return [s | {"step": float(generator.integers(1, most + 1))} if "step" in s else s for s in sets]
-
-
-def signed_sets(subject: Rule, count: int) -> list[dict[str, float]]:
-    """Hyperparameters on both sides of 0."""
-    generator = np.random.default_rng(6)
-    return [
-        {n: x if n == "step" else float(generator.normal()) for n, x in s.items()} for s in common_sets(subject, count)
-    ]

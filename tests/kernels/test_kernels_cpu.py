@@ -72,21 +72,6 @@ def test_out_of_place_leaves_the_inputs(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(inplace[j], results, strict=True))
 
 
-@pytest.mark.parametrize("gap", [1, 3])
-@pytest.mark.parametrize("dtypes", [FLOATS, (BF16, BF16, F32, F32)], ids=["float32", "bfloat16"])
-def test_views_aligned_to_an_element_only(dtypes: tuple[torch.dtype, ...], gap: int) -> None:
-    aligned, shifted = lists_for(ADAMW, SIZES, dtypes), lists_for(ADAMW, SIZES, dtypes, gap=gap)
-    for lists in (aligned, shifted):
-        multi_tensor_apply(ADAMW, lists, scalars_for(ADAMW))
-    for x, y in zip(aligned, shifted, strict=True):
-        for a, b in zip(x, y, strict=True):
-            assert torch.equal(a, b)
-            if b.numel():
-                around = b.as_strided((gap + b.numel() + gap,), (1,), 0)
-                assert (around[:gap] == 7).all()
-                assert (around[-gap:] == 7).all(), "written past the end of a view"
-
-
 def test_a_list_that_was_absent_at_first_brings_its_dtype() -> None:
     rule = RULES["sgd"]
     before = lists_for(rule, (3000, 40), (BF16, BF16))

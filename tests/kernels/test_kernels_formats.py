@@ -18,7 +18,7 @@ from formats_under_test import TwoHalves, WhereItStands
 from int8_oracle import Draw
 from int8_support import get, put, same
 from often import long_but
-from support import BF16, F16, F32, F64, same_bits, scalars_for, threads
+from support import BF16, F16, F32, F64, scalars_for
 
 import pagedopt
 from pagedopt import Sweep
@@ -269,13 +269,6 @@ def test_every_kind_of_number_is_stored_and_loaded_as_by_numba(kernels: Kernels,
     assert same(*results)
 
 
-def test_a_kernel_of_float32_has_no_more_text_than_before() -> None:
-    """Formats of parameters are no part of what is compiled for plain numbers."""
-    plain = source.text(ADAMW, [of_dtype(F32)] * 4)
-    assert "Philox" not in plain
-    assert "Spot" not in plain
-
-
 #: What depends on the architecture is in int8 alone.
 COMPILED = [("int8", "sm_75"), ("int8", "sm_100"), ("sixteen", "sm_100"), ("others", "sm_75")]
 TO_COMPILE = long_but(
@@ -313,17 +306,6 @@ def test_kernels_share_what_numba_compiles_of_a_format() -> None:
     assert not shared[0] & shared[3], "in float64 a number is rounded once less"
 
 
-def test_a_parameter_and_what_it_has_lost_are_a_float32() -> None:
-    kernels = Kernels([variant(ADAMW, F32, F32, 512), variant(ADAMW, HALVES, F32, 512)], (HALVES,), magnitudes)
-    whole, halves = (kernels.lists_of(index) for index in range(2))
-    for step in range(1, 4):
-        for lists, (rule, formats, _) in zip((whole, halves), kernels.variants, strict=True):
-            Sweep(rule, lists, formats=formats).run(scalars_for(rule, step))
-    for i, want in enumerate(whole[0]):
-        assert torch.equal(HALVES.decode(halves[0][i], halves[-1][i], numel=len(want)), want)
-        assert halves[0][i].dtype is BF16
-
-
 @pytest.mark.parametrize("index", [4, 6], ids=["", "beside larger blocks"])
 @pytest.mark.parametrize("rows", [None, rows_of(1024)], ids=["whole", "in parts"])
 def test_a_format_is_told_where_an_element_stands(rows: Rows | None, index: int) -> None:
@@ -334,14 +316,6 @@ def test_a_format_is_told_where_an_element_stands(rows: Rows | None, index: int)
         assert lists[2][i].tolist() == [i] * n
         assert lists[3][i].tolist() == list(range(n))
         assert lists[4][i].tolist() == [2**52 + 1] * n
-
-
-def test_blocks_do_not_depend_on_how_the_work_is_cut() -> None:
-    results = []
-    for rows, count in ((None, 1), (None, 3), (rows_of(128), 2)):
-        with threads(count):
-            results.append(OTHERS.updated("Numba", 0, rows=rows))
-    assert all(same_bits(results[0], other) for other in results[1:])
 
 
 NOT_TO_BE_FOLLOWED = [

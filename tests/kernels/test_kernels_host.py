@@ -127,11 +127,11 @@ def test_adamw_in_every_variant(variant: int, how: str, capfd: pytest.CaptureFix
             assert same_values(a, b), f"{where}: not Numba's bits"
             if any(tensors[i] is None for tensors in before) or j not in ADAMW.writes:
                 assert torch.equal(a, c), f"{where} was written"
-            if gap and a.numel():
-                begin = a.storage_offset()
-                around = a.as_strided((begin + a.numel() + AFTER,), (1,), 0)
+            for t in (a, b) if gap and a.numel() else ():
+                begin = t.storage_offset()
+                around = t.as_strided((begin + t.numel() + AFTER,), (1,), 0)
                 assert (around[:begin] == 7).all(), f"{where}: written before its beginning"
-                assert (around[begin + a.numel() :] == 7).all(), f"{where}: written past its end"
+                assert (around[begin + t.numel() :] == 7).all(), f"{where}: written past its end"
 
 
 @pytest.mark.parametrize(("nbytes", "least"), [(4096, 8), pytest.param(32764, 2, marks=pytest.mark.long)])

@@ -10,7 +10,6 @@ from kernel_texts import instance
 from support import F32, Lists, clone, lists_for, same_bits, scalars_for
 
 from pagedopt import Sweep
-from pagedopt.paging.visits import Update
 from pagedopt.rules import RULES
 from pagedopt.tables.layout import BLOCK, Geometry, Span, table_type
 from pagedopt.tables.pointers import Rows
@@ -94,18 +93,6 @@ def test_spans_together_are_the_whole(threads: int, nbytes: int, sizes: tuple[in
     assert same_bits(lists, updated(before, threads))
 
 
-@pytest.mark.parametrize("threads", SHAPES)
-def test_numba_takes_spans_too(threads: int) -> None:
-    before = lists_for(ADAMW, (70_000, *SIZES), DTYPES)
-    lists = clone(before)
-    sweep = sweep_over(lists, threads)
-    spans = cut(len(sweep.table.host.chunks), 5)
-    sweep.run(UNIFORMS, [Update(span) for span in spans[:-1]])
-    assert not same_bits(lists, updated(before, threads))
-    sweep.run(UNIFORMS, [Update(spans[-1])])
-    assert same_bits(lists, updated(before, threads))
-
-
 def test_chunks_of_rows() -> None:
     table = sweep_over(lists_for(ADAMW, SIZES, DTYPES), 512).table.host
     for first, last in [(0, 0), (0, 1), (1, 2), (0, len(SIZES)), (4, 9)]:
@@ -124,29 +111,6 @@ def parts(sizes: tuple[int, ...]) -> Rows:
     return Rows(tensor, offset, numel, np.zeros((len(rows), 4), np.uint64))
 
 
-def test_rows_that_are_parts_of_tensors() -> None:
-    before = lists_for(ADAMW, SIZES, DTYPES)
-    lists = clone(before)
-    sweep_over(lists, 512, parts(SIZES)).run(UNIFORMS)
-    assert same_bits(lists, updated(before, 512))
-
-
-def test_parts_of_absent_tensors_are_skipped_and_come_back() -> None:
-    before = lists_for(ADAMW, SIZES, DTYPES)
-    lists = clone(before)
-    gradient, lists[1][4] = lists[1][4], None
-    sweep = sweep_over(lists, 512, parts(SIZES))
-    sweep.run(UNIFORMS)
-    want = updated(before, 512)
-    for j in ADAMW.writes:
-        assert same_bits([lists[j]], [[*want[j][:4], before[j][4], *want[j][5:]]])
-    lists[1][4] = gradient
-    sweep.refresh([None, lists[1], None, None])
-    assert sweep.table.absent == []
-    sweep.run(UNIFORMS)
-    assert same_bits([[lists[j][4]] for j in ADAMW.writes], [[want[j][4]] for j in ADAMW.writes])
-
-
 def test_a_shift_sends_the_kernel_elsewhere() -> None:
     sizes = (700, 33)
     before = lists_for(ADAMW, sizes, DTYPES)
@@ -159,15 +123,3 @@ def test_a_shift_sends_the_kernel_elsewhere() -> None:
     sweep_over(lists, 512, rows).run(UNIFORMS)
     want = updated(before, 512)
     assert same_bits([lists[0], *slot[2:], *lists[2:]], [want[0], *want[2:], *before[2:]])
-
-
-def test_sets_of_hyperparameters_follow_the_tensors() -> None:
-    before = lists_for(ADAMW, SIZES, DTYPES)
-    lists, whole = clone(before), clone(before)
-    sets = np.arange(len(SIZES), dtype=np.int64) % 2
-    for target, rows in ((lists, parts(SIZES)), (whole, None)):
-        sweep = Sweep(ADAMW, target, sets=2, geometry=SHAPES[512], rows=rows)
-        sweep.table.assign_sets(sets)
-        sweep.run([ADAMW.uniforms(scalars_for(ADAMW, step)) for step in (2, 9)])
-    assert same_bits(lists, whole)
-    assert not same_bits(lists, updated(before, 512))

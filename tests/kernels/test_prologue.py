@@ -23,7 +23,7 @@ from pagedopt.rules import RULES, Rule, rule
 from pagedopt.system import internals
 from tests.card.kernels import build
 from tests.kernels.prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_bits
-from tests.kernels.prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of, signed_sets
+from tests.kernels.prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of
 
 ALL = {**SUBJECTS, "raising": raising, "square_root": RULES["square_root"]}
 
@@ -73,24 +73,6 @@ def test_the_bits_of_common_numbers_are_pythons(name: str) -> None:
     got = Rows(subject, sets).run(launch_of(subject))
     assert same_bits(got, np.array([subject.uniforms(s) for s in sets]))
     assert (got != UNTOUCHED).any()
-
-
-@pytest.mark.parametrize("subject", EXACT, ids=lambda r: r.name)
-def test_every_number_varies(subject: Rule) -> None:
-    sets = signed_sets(subject, 200)
-    got = Rows(subject, sets).run(launch_of(subject))
-    assert same_bits(got, np.array([subject.uniforms(s) for s in sets]))
-    assert (np.diff(got, axis=0) != 0).any(axis=0).all()
-    assert (got == 0).any(axis=0).sum() >= 2, "few zeros, whose signs are compared"
-
-
-def test_every_step_of_adamw_is_pythons() -> None:
-    subject, steps = RULES["adamw"], [*range(1, 2001), *range(2001, 10**6, 997), 10**6]
-    base = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01, "maximize": 0.0}
-    sets = [{**base, "step": float(step)} for step in steps]
-    got = Rows(subject, sets).run(launch_of(subject))
-    assert same_bits(got, np.array([subject.uniforms(s) for s in sets]))
-    assert len(np.unique(got, axis=0)) > 2000
 
 
 #: ``a`` and ``b`` -> a / b, a % b, a // b, a**b, sqrt(a), log(a), exp(a)

@@ -294,19 +294,6 @@ def test_a_numba_kernel_reads_the_rows() -> None:
         assert address == table.rows.ctypes.data
 
 
-def test_an_absent_tensor_is_skipped_by_its_size() -> None:
-    sources, targets = [torch.ones(3), torch.ones(3)], [torch.zeros(3), torch.zeros(3)]
-    table = DeviceTable([sources, targets], writes=[1])
-    table.refresh([None, [None, targets[1]]])
-    scale_into(table.rows, 2.0)
-    assert [t.tolist() for t in targets] == [[0.0] * 3, [2.0] * 3]
-
-
-def test_bad_lists_are_refused() -> None:
-    with pytest.raises(ValueError, match="same number of tensors"):
-        DeviceTable([[torch.ones(2)], []])
-
-
 @pytest.mark.parametrize(
     ("writes", "error", "text"),
     [(0, TypeError, r"writes is 0; give the indices of the lists that are overwritten, e\.g\. writes=\[0\]"),

@@ -1,4 +1,4 @@
-"""The training that tests of int8 state share, wherever state is, and what they run in processes of their own."""
+"""The training that tests of int8 state share, wherever state is."""
 
 from __future__ import annotations
 
@@ -24,15 +24,6 @@ PLACES: dict[str, dict[str, Any]] = {
     "resident": {},
     "file": {"placement": "file", "device_budget": 0},
     "part": {"placement": "file", "device_budget": "70%"},
-    "spill()": {"placement": "file"},
-    "budgets": {"placement": "file", "device_budget": 0},
-}
-#: What happens to state before a step.
-MOVES: dict[tuple[str, int], Any] = {
-    ("spill()", 2): lambda opt: opt.spill(),
-    ("spill()", 6): lambda opt: opt.unspill(),
-    ("budgets", 2): lambda opt: opt.set_device_budget("1GiB"),
-    ("budgets", 5): lambda opt: opt.set_device_budget("70%"),
 }
 
 
@@ -86,33 +77,7 @@ def bits(opt: torch.optim.Optimizer, params: Params) -> list[torch.Tensor]:
     return [t.detach().clone() for p in params for t in (p, *opt.state.get(p, {}).values())]
 
 
-def train(opt: Any, params: Params, steps: range, late: bool = True, place: str = "") -> None:
-    """Steps, and what happens to state between them in a place."""
+def train(opt: Any, params: Params, steps: range, late: bool = True) -> None:
     for step in steps:
-        MOVES.get((place, step), lambda opt: None)(opt)
         give(params, step, late)
         opt.step()
-
-
-def groups_of(params: Params, own: bool) -> list[dict[str, Any]]:
-    """One group; or two, of which the second stores its state in float32."""
-    if not own:
-        return [{"params": params}]
-    return [{"params": params[1:]}, {"params": params[:1], "state_format": "float32", "lr": 2e-3}]
-
-
-def made(case: dict[str, Any]) -> tuple[PagedOptimizer, Params]:
-    """A case's optimizer and its parameters."""
-    params = parameters()
-    kind, hyper = KINDS[case["kind"]]
-    options = {**hyper, **PLACES[case["place"]], "seed": case["seed"]}
-    return kind(groups_of(params, case["own"]), state_format="int8", **options), params
-
-
-#: How it is stored: the dtype of parameters, and options.
-STORED: dict[str, tuple[torch.dtype, dict[str, Any]]] = {
-    "int8": (torch.float32, {"state_format": "int8"}),
-    "stochastic": (torch.bfloat16, {"param_rounding": "stochastic"}),
-    "+8 and int8": (torch.bfloat16, {"param_format": "bfloat16+8", "state_format": "int8"}),
-    "+16": (torch.bfloat16, {"param_format": "bfloat16+16"}),
-}

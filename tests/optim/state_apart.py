@@ -80,9 +80,9 @@ def late(one_a_step: bool) -> None:
     print(json.dumps([opened, in_files, anonymous, reported, never in optimizer.state, right]))
 
 
-def watched(acts: list[str], placement: str, class_: str) -> None:
+def watched(acts: list[str], placement: str) -> None:
     """Do one after the other, and say when each begins and ends, so that who started this process can watch it."""
-    optimizer, params = trained(3, NUMEL, placement, class_)
+    optimizer, params = trained(3, NUMEL, placement)
     entry = optimizer.state[params[1]]
     with tempfile.TemporaryFile() as file:
         torch.save(torch.ones(1), file)  # what saving needs is imported

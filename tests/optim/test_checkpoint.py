@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from optim_support import same, train, trained
+from file_support import mapping_rss
+from optim_support import ADAMW, same, step_on_ones, train, trained
 from stand_ins import raising
 
 import pagedopt
 from pagedopt import PagedAdamW, PagedOptimizer
 from pagedopt.optim import load
+from pagedopt.placements.store import find
 
 StateDict = dict[str, Any]
 
@@ -85,13 +87,20 @@ HARMS: dict[str, tuple[Callable[[StateDict], Any], str]] = {
     "no entry but a tensor": (lambda d: d["state"].update({2: torch.ones(3)}), "state of parameter 2 is a Tensor"),
     "a parameter twice": (group(lambda g: g["params"].__setitem__(2, 1)), "name a parameter twice"),
     "no betas": (group(lambda g: g.pop("betas")), "loaded group 0 has no betas"),
+    "a parameter less": (group(lambda g: g["params"].pop()), "doesn't match the size"),
     "a parameter more": (group(lambda g: g["params"].append(4)), "doesn't match the size"),
     "a group more": (lambda d: d["param_groups"].append({**d["param_groups"][0], "params": []}), "different number of"),
+    "a group less": (lambda d: d["param_groups"].pop(), "different number of"),
+    "no groups": (lambda d: d.pop("param_groups"), "no state dict of an optimizer: .* and has 'state'"),
     "no parameters": (group(lambda g: g.pop("params")), "loaded group 0 has no list of parameters"),
     "no state": (lambda d: d.pop("state"), "no state dict of an optimizer: .* and has 'param_groups'"),
     "the whole checkpoint": (lambda d: d.update(model={}, optimizer=d.pop("state")), "has 'param_groups', 'model'"),
     "amsgrad": (group(lambda g: g.update(amsgrad=True)), "parameter 0 has no max_exp_avg_sq"),
 }
+
+
+#: Those that torch refuses so, too.
+KEY_ERRORS = ("no groups", "no parameters", "no state", "the whole checkpoint")
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -104,8 +113,9 @@ def test_what_does_not_fit_raises_and_changes_nothing(name: str, steps: int) -> 
     net, opt = trained(steps)
     opt.register_load_state_dict_post_hook(lambda _: pytest.fail("nothing was loaded"))
     before = photograph(opt)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         opt.load_state_dict(state_dict)
+    assert isinstance(caught.value, KeyError) == (name in KEY_ERRORS)
     assert photograph(opt) == before
     train(net, opt, 2, first=steps)
     assert same(net.parameters(), trained(steps + 2)[0].parameters())
@@ -120,20 +130,15 @@ def same_state(a: torch.optim.Optimizer, b: torch.optim.Optimizer) -> bool:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("where", ["create", "setstate"])
-def test_a_failure_on_the_way_changes_nothing(where: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_behind_the_check_of_a_dict_changes_nothing(steps: int) -> None:
     class Own(PagedAdamW):
         def __setstate__(self, state: dict[str, Any]) -> None:
             super().__setstate__(state)
-            if where == "setstate":
-                self.mark = 1
-                raise MemoryError
+            self.mark = 1
+            raise MemoryError
 
     _, opt = trained(steps, Own)
-    before = photograph(opt)
-    arenas = list(opt.store.arenas)
-    if where == "create":
-        monkeypatch.setattr(load, "prepare", raising(MemoryError()))
+    before, arenas = photograph(opt), list(opt.store.arenas)
     with pytest.raises(MemoryError):
         opt.load_state_dict(whole_dict())
     assert photograph(opt) == before
@@ -191,6 +196,7 @@ def test_state_keeps_its_addresses_and_what_is_missing_is_made_in_one_go(monkeyp
     monkeypatch.setattr(opt.store, "create", lambda wanted: asked.append(wanted) or create(wanted))
     opt.load_state_dict(state_dict)
     assert [opt.state[p][name].data_ptr() for p in params for name in ("exp_avg", "exp_avg_sq")] == addresses
+    assert opt.state_dict()["state"][0]["exp_avg"] is opt.state[params[0]]["exp_avg"], "it is no copy"
     assert asked == []
     for p in params[1:3]:
         del opt.state[p]
@@ -282,21 +288,6 @@ def test_a_load_that_stopped_in_the_middle_is_mended_in_the_room_there_is(
     train(net, opt, 1, first=3)
 
 
-@pytest.mark.parametrize("options", PLACES, ids=str)
-@pytest.mark.parametrize("name", ["in_order", "prepare"])
-def test_a_load_that_fails_before_it_writes_damages_nothing(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, opt = trained(2, **options)
-    before = photograph(opt)
-    with monkeypatch.context() as patch:
-        patch.setattr(load, name, raising(MemoryError()))
-        with pytest.raises(MemoryError):
-            opt.load_state_dict(whole_dict())
-    assert opt.damaged == ""
-    assert photograph(opt) == before
-
-
 # --- hooks behind a state dict: what they see, and what is returned ---------------------------------------------------
 
 
@@ -342,3 +333,101 @@ def test_an_interrupt_of_decoding_leaves_codes_in_later_state_dicts(monkeypatch:
         with pytest.raises(KeyboardInterrupt):
             opt.decoded_state_dict()
     assert list(opt.state_dict()["state"][0])[1:3] == ["exp_avg.root3", "exp_avg.absmax"]
+
+
+# --- values arrive whatever their layout and dtype, where the state is and as it is stored, block by block ------------
+
+
+SOURCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "as the parameter": lambda t: t.clone(),
+    "contiguous": lambda t: t.contiguous(),
+    "columns first": lambda t: t.permute(list(range(t.dim()))[::-1]).contiguous().permute(list(range(t.dim()))[::-1]),
+    "with gaps": lambda t: torch.stack([t, t], -1)[..., 1],
+    "narrower": lambda t: t.bfloat16(),
+    "expanded": lambda t: torch.ones(()).expand(t.shape),
+    "a leaf of a graph": lambda t: t.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("chunk", [64, 16 << 20])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_values_arrive_whatever_the_layout_in_blocks_of_a_chunk(
+    layout: torch.memory_format, source: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "STAGING_BYTES", chunk)
+    shapes = [(4, 3, 2, 5), (3, 1, 40, 1), (0, 2, 2, 2)]
+    params = [torch.nn.Parameter(torch.randn(s).to(memory_format=layout)) for s in shapes]
+    params += [torch.nn.Parameter(torch.randn(s)) for s in ((), (1,), (200,), (2, 100))]
+    state = {
+        i: {"step": 4, **{name: SOURCES[source](torch.randn_like(p).detach()) for name in ("exp_avg", "exp_avg_sq")}}
+        for i, p in enumerate(params)
+    }
+    opt = PagedAdamW(params)
+    blocks: list[torch.Tensor] = []
+    copy_block = load._copy
+    monkeypatch.setattr(load, "_copy", lambda block, *rest: blocks.append(block) or copy_block(block, *rest))
+    opt.load_state_dict({**opt.state_dict(), "state": state})
+    for i, p in enumerate(params):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(opt.state[p][name], state[i][name].float())
+            assert opt.state[p][name].stride() == p.stride() or not p.numel()
+    assert all(b.is_contiguous() and b.nbytes <= chunk for b in blocks)
+    assert sum(b.numel() for b in blocks) == 2 * sum(p.numel() for p in params)
+
+
+def test_loading_keeps_memory_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunk = 256 << 10
+    monkeypatch.setattr(load, "STAGING_BYTES", chunk)
+    params = [torch.nn.Parameter(torch.zeros(n)) for n in (300_000, 7, 200_000)]
+    values = {name: [torch.randn_like(p).detach() for p in params] for name in ("exp_avg", "exp_avg_sq")}
+    state = {i: {"step": 1, **{name: v[i] for name, v in values.items()}} for i in range(3)}
+    opt = PagedAdamW(params, placement="file", device_budget=0)
+    in_memory: list[int] = []
+    copy_block = load._copy
+
+    def watched(*given: Any) -> None:
+        copy_block(*given)
+        in_memory.extend(mapping_rss(a.tensor.data_ptr(), a.tensor.nbytes) for a in opt.store.arenas)
+
+    monkeypatch.setattr(load, "_copy", watched)
+    opt.load_state_dict({**opt.state_dict(), "state": state})
+    assert chunk // 2 < max(in_memory) <= 3 * chunk
+    assert opt.memory_report().measured.get("host", 0) == 0
+    assert all(torch.equal(opt.state[p][name], values[name][i]) for i, p in enumerate(params) for name in values)
+
+
+def test_state_that_no_longer_fits_its_parameter_is_made_anew() -> None:
+    image = torch.ones(4, 3, 2, 2)
+    for before, data in ((torch.ones(12), torch.ones(9)), (image, image.to(memory_format=torch.channels_last))):
+        p = torch.nn.Parameter(before)
+        opt = PagedAdamW([p])
+        step_on_ones(opt)
+        p.data = data
+        state = {0: {"step": 1, "exp_avg": torch.rand_like(data), "exp_avg_sq": torch.rand_like(data)}}
+        opt.load_state_dict({**opt.state_dict(), "state": state})
+        assert opt.state[p]["exp_avg"].stride() == data.stride()
+        assert torch.equal(opt.state[p]["exp_avg"], state[0]["exp_avg"])
+        step_on_ones(opt)
+
+
+@pytest.mark.parametrize("how", ["load", "budget"])
+@pytest.mark.parametrize("names", [("exp_avg_sq",), ("exp_avg", "exp_avg_sq")], ids=str)
+def test_state_that_was_put_apart_comes_together_and_what_it_left_is_gone(names: tuple[str, ...], how: str) -> None:
+    params = [torch.nn.Parameter(torch.rand(50_000)) for _ in range(2)]
+    opt = PagedAdamW(params, placement="file", device_budget="50%", **ADAMW)
+    for p in params:
+        p.grad = torch.rand_like(p)
+    opt.step()
+    for entry in opt.state.values():
+        entry.update({name: entry[name].clone() for name in names})
+    saved = copy.deepcopy(opt.state_dict())
+    if how == "load":
+        opt.load_state_dict(saved)
+    else:
+        opt.set_device_budget("50%")
+    assert len(opt.store.arenas) == 1
+    for i, p in enumerate(params):
+        state = [opt.state[p][name] for name in ("exp_avg", "exp_avg_sq")]
+        assert find(opt.store.arenas, state) == (0, i), "its pages are whole"
+        assert all(torch.equal(opt.state[p][name], saved["state"][i][name]) for name in ("exp_avg", "exp_avg_sq"))

@@ -5,16 +5,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from optim_support import same, through_file
 from support import BF16, F16, F32, F64
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, compose, ema, estimate, rule, rules
+from pagedopt import (
+    PagedAdamW,
+    PagedLion,
+    PagedOptimizer,
+    PagedScheduleFreeAdamW,
+    PagedSGD,
+    compose,
+    ema,
+    estimate,
+    rule,
+    rules,
+)
 from pagedopt.optim.average import averaging
+from pagedopt.rules.schedule_free import schedule_free_adamw, to_average
 from tests.optim.clipped import ends
 
 KINDS = {"adamw": (PagedAdamW, {}), "sgd": (PagedSGD, {"momentum": 0.9}), "lion": (PagedLion, {})}
@@ -45,8 +58,14 @@ class Model(torch.nn.Module):
             self.all[-1].grad = None
 
 
-def equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
-    return all(x.dtype is y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))
+@contextlib.contextmanager
+def shown(params: Iterable[torch.Tensor], optimizer: Any) -> Iterator[None]:
+    """Averages are shown in a block, behind which all is as it was."""
+    params = list(params)
+    before = ends(params, optimizer)
+    with optimizer.averaged():
+        yield
+    assert same(before, ends(params, optimizer))
 
 
 def averages(model: Model, optimizer: Any) -> list[torch.Tensor]:
@@ -75,12 +94,11 @@ def test_it_is_torchs_to_the_bit(name: str, options: dict[str, Any]) -> None:
         model.give(number)
         optimizer.step()
         theirs.update_parameters(model)
-    assert equal(averages(model, optimizer), list(theirs.module.all))
+    assert same(averages(model, optimizer), theirs.module.all)
     before = ends(model.all, optimizer)
-    with optimizer.averaged():
-        assert equal(list(model.all), list(theirs.module.all))
-        assert not equal(list(model.all), before)
-    assert equal(before, ends(model.all, optimizer))
+    with shown(model.all, optimizer):
+        assert same(model.all, theirs.module.all)
+        assert not same(model.all, before[:4])
 
 
 def test_a_late_parameter_begins_with_a_copy_and_one_without_a_gradient_keeps_its_average() -> None:
@@ -105,11 +123,11 @@ def test_the_decay_is_a_group_s_and_changes_between_steps() -> None:
     train(model, optimizer, 1)
     firsts = averages(model, optimizer)
     train(model, optimizer, 1, first=1)
-    assert equal(averages(model, optimizer)[2:], firsts[2:])
+    assert same(averages(model, optimizer)[2:], firsts[2:])
     optimizer.param_groups[1]["ema_decay"] = 0.0
     train(model, optimizer, 1, first=2)
-    assert equal(averages(model, optimizer)[2:], list(model.all[2:]))
-    assert not equal(averages(model, optimizer)[:2], list(model.all[:2]))
+    assert same(averages(model, optimizer)[2:], list(model.all[2:]))
+    assert not same(averages(model, optimizer)[:2], list(model.all[:2]))
 
 
 @pytest.mark.parametrize(
@@ -131,21 +149,17 @@ def test_other_dtypes(dtype: torch.dtype, rounding: Any, paged: dict[str, Any]) 
     drawn = rounding == "stochastic" and dtype.itemsize == 2
     tolerance = {} if not drawn else {"rtol": 0.0, "atol": 0.05}
     torch.testing.assert_close(found, expected, **tolerance)
-    assert not drawn or not equal(found, expected)
-    before = ends(model.all, optimizer)
-    with optimizer.averaged():
-        assert equal(list(model.all), [a.to(dtype) for a in found])
-    assert equal(before, ends(model.all, optimizer))
+    assert not drawn or not same(found, expected)
+    with shown(model.all, optimizer):
+        assert same(model.all, [a.to(dtype) for a in found])
 
 
 def test_an_average_may_be_stored_in_fewer_bits_by_name() -> None:
     model, optimizer = made(state_format={"param_ema": "bfloat16", "exp_avg": "float32"})
     train(model, optimizer, 3)
     assert {t.dtype for t in averages(model, optimizer)} == {BF16}
-    before = ends(model.all, optimizer)
-    with optimizer.averaged():
-        assert equal(list(model.all), [t.float() for t in averages(model, optimizer)])
-    assert equal(before, ends(model.all, optimizer))
+    with shown(model.all, optimizer):
+        assert same(model.all, [t.float() for t in averages(model, optimizer)])
     with pytest.raises(ValueError, match=r"state .param_ema. of rule .* cannot be stored in int8: it holds weights"):
         made(state_format={"param_ema": "int8"})
 
@@ -159,10 +173,8 @@ def test_a_backward_within_the_block_updates_nothing() -> None:
         with pytest.raises(RuntimeError, match=r"averaged\(\) in the middle of a step"), optimizer.averaged():
             pass
         optimizer.step()
-    before = ends(model.parameters(), optimizer)
-    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"within averaged\(\)"):
+    with shown(model.parameters(), optimizer), pytest.raises(RuntimeError, match=r"within averaged\(\)"):
         model(torch.ones(5)).sum().backward()
-    assert equal(before, ends(model.parameters(), optimizer))
 
 
 INSIDE: dict[str, Callable[[Any], Any]] = {
@@ -181,13 +193,11 @@ INSIDE: dict[str, Callable[[Any], Any]] = {
 def test_what_is_refused_inside(what: str) -> None:
     model, optimizer = made()
     train(model, optimizer, 9)  # the last ones in one compiled call
-    before = ends(model.all, optimizer)
-    with optimizer.averaged():
+    with shown(model.all, optimizer):
         inside = ends(model.all, optimizer)
         with pytest.raises(RuntimeError, match=r"within averaged\(\) parameters are their averages.*leave the block"):
             INSIDE[what](optimizer)
-        assert equal(inside, ends(model.all, optimizer))
-    assert equal(before, ends(model.all, optimizer))
+        assert same(inside, ends(model.all, optimizer))
     train(model, optimizer, 1, first=9)
 
 
@@ -200,7 +210,7 @@ def test_moves_inside_and_an_exception_end_in_the_parameters() -> None:
         assert all(p.grad is grad for p, grad in zip(model.all, grads, strict=True))
         optimizer.set_device_budget("all")
         raise KeyError
-    assert equal(before, ends(model.all, optimizer))
+    assert same(before, ends(model.all, optimizer))
 
 
 def test_parameters_that_share_memory_are_put_back() -> None:
@@ -214,7 +224,7 @@ def test_parameters_that_share_memory_are_put_back() -> None:
     before = ends(params, optimizer)
     with optimizer.averaged():
         assert not torch.equal(first, before[0])
-    assert equal(before, ends(params, optimizer))
+    assert same(before, ends(params, optimizer))
 
 
 def test_a_failure_at_the_end_is_damage_that_a_load_mends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +253,7 @@ def test_saved_and_loaded_it_goes_on(options: dict[str, Any]) -> None:
     train(model, optimizer, 2, first=3)
     train(other, again, 2, first=3)
     assert [group["ema_decay"] for group in again.param_groups] == [0.7, 0.7]
-    assert equal(ends(model.all, optimizer), ends(other.all, again))
+    assert same(ends(model.all, optimizer), ends(other.all, again))
 
 
 def test_checkpoints_with_and_without_an_average() -> None:
@@ -257,7 +267,7 @@ def test_checkpoints_with_and_without_an_average() -> None:
     for p, entry in zip(model.all, without["state"].values(), strict=True):
         entry["param_ema"] = p.detach().clone()
     optimizer.load_state_dict(without)
-    assert equal(averages(model, optimizer), list(model.all))
+    assert same(averages(model, optimizer), model.all)
     assert [group["ema_decay"] for group in optimizer.param_groups] == [0.9, 0.9]
     with pytest.raises(ValueError, match="has param_ema, an average of the weights, and this optimizer makes none"):
         plain.load_state_dict(optimizer.state_dict())
@@ -306,3 +316,122 @@ def test_what_does_not_go_with_it_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"rule 'twice' has a state 'param_ema', which after=ema\(…\) adds: rename it"):
         Twice(params, {"lr": 0.1}, after=ema(0.9))
+
+
+# --- PagedScheduleFreeAdamW trains y and evaluates x, as its authors' code: x is between y and z ----------------------
+
+
+def trained(params: list[torch.nn.Parameter], *others: torch.nn.Parameter, **options: Any) -> PagedScheduleFreeAdamW:
+    """An optimizer after four steps; ``others`` have no gradient."""
+    optimizer = PagedScheduleFreeAdamW([*params, *others], lr=0.1, betas=(0.8, 0.99), **options)
+    for step in range(4):
+        for p in params:
+            p.grad = torch.sin(p.detach().float() * (step + 2)).to(p.dtype)
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("how", [{}, {"device_budget": 0}], ids=["resident", "file"])
+def test_it_goes_to_the_average_and_back_and_refuses_a_step_there(how: dict[str, Any]) -> None:
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, n, dtype=torch.float64)) for n in (70_000, 3)]
+    late = torch.nn.Parameter(torch.ones(2))  # without a gradient it stays
+    optimizer = trained(params, late, **how)
+    before = [p.detach().clone() for p in params]
+    optimizer.eval()
+    for p, y in zip(params, before, strict=True):
+        z = optimizer.state[p]["z"]
+        torch.testing.assert_close(0.8 * p.detach() + 0.2 * z, y)
+        assert (p.detach() - y).abs().max() > 1e-3
+    with pytest.raises(RuntimeError, match=r"parameters are the average, .*call optimizer.train\(\) before a step"):
+        optimizer.step()
+    other = PagedScheduleFreeAdamW([*params, late], **how)
+    other.load_state_dict(through_file(optimizer.state_dict()))
+    other.train()
+    other.train()
+    for p, y in zip(params, before, strict=True):
+        torch.testing.assert_close(p.detach(), y)
+    other.step()
+    assert torch.equal(late, torch.ones(2))
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+def test_no_step_is_taken_at_the_average_by_an_attached_model(overlap: Any) -> None:
+    model = torch.nn.Linear(5, 5)
+    optimizer = PagedScheduleFreeAdamW(model.parameters(), lr=0.1)
+    optimizer.attach(model, overlap=overlap)
+    for averaged in (False, True):
+        if averaged:
+            optimizer.eval()
+        before = [p.detach().clone() for p in model.parameters()]
+        with pytest.raises(RuntimeError, match=r"call optimizer.train\(\)") if averaged else contextlib.nullcontext():
+            model(torch.ones(5)).sum().backward()
+            optimizer.step()
+        optimizer.wait()
+        same = [torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]
+        assert same == [averaged] * 2
+        optimizer.zero_grad()
+
+
+def test_it_does_not_change_places_within_averaged() -> None:
+    params = [torch.nn.Parameter(torch.linspace(-1, 1, 300))]
+    optimizer = trained(params, after=ema(0.9))
+    y = params[0].detach().clone()
+    with optimizer.averaged(), pytest.raises(RuntimeError, match=r"within averaged\(\)"):
+        optimizer.eval()
+    optimizer.train()
+    assert torch.equal(params[0], y)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_that_is_twice_in_a_group_goes_once() -> None:
+    param = torch.nn.Parameter(torch.linspace(-1, 1, 300))
+    optimizer = trained([param, param])
+    y = param.detach().clone()
+    optimizer.eval()
+    torch.testing.assert_close(0.8 * param.detach() + 0.2 * optimizer.state[param]["z"], y)
+
+
+def test_the_bits_beside_a_parameter_go_along() -> None:
+    began = torch.linspace(-1, 1, 300)
+    narrow, wide = torch.nn.Parameter(began.bfloat16()), torch.nn.Parameter(began.bfloat16().float())
+    grads = [torch.sin(began * (step + 2)).bfloat16() for step in range(4)]
+    pair = [(p, PagedScheduleFreeAdamW([p], lr=0.1, **how))
+            for p, how in ((narrow, {"param_format": "bfloat16+16"}), (wide, {}))]  # fmt: skip
+    for grad in grads:
+        for p, optimizer in pair:
+            p.grad = grad.to(p.dtype)
+            optimizer.step()
+            optimizer.eval()
+        assert torch.equal(pair[0][1].master(narrow), wide)
+        for _, optimizer in pair:
+            optimizer.train()
+        assert torch.equal(pair[0][1].master(narrow), wide)
+
+
+def test_a_first_beta_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"betas=\(0.0, 0.9\): the first is above 0, or eval\(\) cannot find"):
+        PagedScheduleFreeAdamW([torch.nn.Parameter(torch.ones(2))], betas=(0.0, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form", "stored"),
+    [("bfloat16", None, "float32"), ("float64", None, "float64"), ("bfloat16", "bfloat16", "bfloat16"),
+     ("bfloat16", {"z": "float64", "exp_avg_sq": "float32"}, "float64")],
+)  # fmt: skip
+def test_weights_are_float32_unless_a_format_is_named(dtype: str, form: Any, stored: str) -> None:
+    params = [torch.nn.Parameter(torch.ones(300, dtype=getattr(torch, dtype)))]
+    assert trained(params, state_format=form).state[params[0]]["z"].dtype is getattr(torch, stored)
+    of_squares = dtype if form is None else form["exp_avg_sq"] if isinstance(form, dict) else form
+    said, named = (
+        estimate(params, rule=schedule_free_adamw, state_format=each)
+        for each in (form, {"z": stored, "exp_avg_sq": of_squares})
+    )
+    assert said.by_place == named.by_place
+
+
+def test_a_second_rule_names_the_state_that_is_not_there() -> None:
+    optimizer = PagedAdamW([p := torch.nn.Parameter(torch.ones(3))])
+    p.grad = torch.ones(3)
+    optimizer.step()
+    with pytest.raises(ValueError, match=r"rule 'to_average' takes 'z'; the state .* is 'step', 'exp_avg'"):
+        optimizer.apply(to_average, optimizer.param_groups[0])

@@ -17,7 +17,7 @@ from int8_training import PLACES
 from often import long_but
 from optim_support import through_file
 
-from pagedopt import PagedAdamW, PagedLion
+from pagedopt import PagedAdamW
 from tests.outside.format import Int8Blocks
 
 pytestmark = pytest.mark.usefixtures("folder")
@@ -129,16 +129,6 @@ def test_what_cannot_be_read_is_still_refused_in_words() -> None:
         assert not fresh.state
 
 
-@pytest.mark.parametrize("own", [None, "int8"])
-def test_int8_state_of_another_optimizer_is_refused_as_its_plain_state_is(own: Any) -> None:
-    p = torch.nn.Parameter(torch.ones(70, 90))
-    opt, lion = PagedAdamW([p], state_format="int8"), PagedLion([p], state_format=own)
-    opt.load_state_dict({**opt.state_dict(), "state": {0: {"step": 1, **moments(0, (70, 90), False)}}})
-    saved = {**lion.state_dict(), "state": opt.state_dict()["state"]}
-    with pytest.raises(ValueError, match=r"exp_avg_sq\.root4, exp_avg_sq\.absmax, which no rule of PagedLion has"):
-        lion.load_state_dict(saved)
-
-
 def test_torch_s_optimizer_says_the_key_that_our_page_names() -> None:
     """It loads codes without a word, and raises in its step; it loads and uses what is decoded."""
     assert "``KeyError: 'exp_avg'``" in str(PagedAdamW.state_dict.__doc__)
@@ -204,18 +194,6 @@ def test_live_state_may_be_loaded_in_any_permutation(seed: int) -> None:
     for p, q in zip(params, twins, strict=True):
         assert list(opt.state[p]) == list(twin.state[q])
         assert same([*opt.state[p].values()], [*twin.state[q].values()])
-
-
-def test_int8_state_takes_the_numbers_that_another_parameter_had_before_the_load() -> None:
-    opt, params = world()
-    saved = opt.state_dict()
-    want = copy.deepcopy(saved["state"][3])
-    opt.load_state_dict({**saved, "state": {0: saved["state"][3], 3: saved["state"][4], 4: saved["state"][3]}})
-    for name in NAMES:
-        assert same(
-            [opt.state[params[0]][key] for key in encoded(want[name], name)], [*encoded(want[name], name).values()]
-        )
-        assert torch.equal(opt.state[params[4]][name], want[name])
 
 
 @pytest.mark.parametrize(

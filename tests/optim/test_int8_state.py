@@ -10,7 +10,7 @@ import pytest
 import torch
 from int8_oracle import Array, Draw
 from int8_support import flat, same
-from int8_training import KINDS, PLACES, STORED, Params, bits, give, parameters, train
+from int8_training import KINDS, PLACES, bits, give, parameters, train
 from support import threads
 
 import pagedopt
@@ -104,26 +104,43 @@ def pair(kind: Any, groups: list[dict[str, Any]], **options: Any) -> tuple[Paged
     return opt, Twin(kind, groups, **options)
 
 
-def step(opt: PagedOptimizer, twin: Twin, number: int, wild: bool = True) -> None:
-    """A step of both, on the same gradients."""
+def hold(opt: PagedOptimizer, twin: Twin, count: int = 8, wild: bool = True, **values: Sequence[Any]) -> None:
+    """Steps of both on the same gradients; ``values``: of the first group, one for each step."""
     params = [p for group in opt.param_groups for p in group["params"]]
-    for mine in (params, twin.params):
-        give(mine, number, wild=wild)
-    opt.step()
-    twin.step()
+    for number in range(count):
+        for first in (opt.param_groups[0], twin.opt.param_groups[0], *twin.own):
+            first.update({name: each[number] for name, each in values.items()})
+        for mine in (params, twin.params):
+            give(mine, number, wild=wild)
+        opt.step()
+        twin.step()
+        assert twin.differences(opt) == [], f"step {number}"
 
 
 @pytest.mark.parametrize(("kind", "dtype", "options"), CASES, ids=str)
 def test_state_is_what_numpy_makes_of_a_step_on_decoded_state(
     kind: str, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    """With gradients that come late or never, zeros, 1e-18 and 1e12, NaN, infinities, and squares beyond float32."""
+    """With gradients that come late or never, zeros, 1e-18 and 1e12, NaN, infinities, and squares beyond float32; and
+    without a generator of torch's."""
     made, hyper = KINDS[kind]
     opt, twin = pair(made, [{"params": parameters(dtype)}], **hyper, **options)
-    for number in range(8):
-        step(opt, twin, number)
-        assert twin.differences(opt) == [], f"step {number}"
+    before = torch.get_rng_state()
+    hold(opt, twin)
+    assert torch.equal(torch.get_rng_state(), before)
     assert len(twin.columns) == {"lion": 5, "momentum": 5, "amsgrad": 15}.get(kind, 10)
+
+
+@pytest.mark.parametrize(
+    "values", [{"betas": [(0.9, beta) for beta in (0.999, 0.999, 0.9, 0.9, 0.999)]}, {"seed": (0, 0, 9, 9, 0)}], ids=str
+)
+def test_values_of_a_group_that_change_are_followed_in_the_same_columns(values: dict[str, Sequence[Any]]) -> None:
+    opt, twin = pair(PagedAdamW, [{"params": parameters()}], lr=1e-2)
+    hold(opt, twin, 1, **values)
+    entry = opt.state[opt.param_groups[0]["params"][0]]
+    address = entry["exp_avg_sq.root4"].data_ptr()
+    hold(opt, twin, 5, **values)
+    assert entry["exp_avg_sq.root4"].data_ptr() == address
 
 
 @pagedopt.rule(moments={"exp_avg_sq": pagedopt.Moment(signed=False, decay="beta2")})
@@ -145,9 +162,7 @@ class Squares(PagedOptimizer):
 
 def test_a_rule_that_takes_no_step_is_rounded_by_each_parameter_s_own_count() -> None:
     opt, twin = pair(Squares, [{"params": parameters()[:5]}], seed=1)
-    for number in range(8):
-        step(opt, twin, number, wild=False)
-        assert twin.differences(opt) == [], f"step {number}"
+    hold(opt, twin, wild=False)
     assert sorted({float(entry["step"]) for entry in opt.state.values()}) == [2, 5, 6, 8]
 
 
@@ -171,47 +186,22 @@ def test_what_is_not_finite_is_where_torch_has_it() -> None:
     assert decoded["exp_avg_sq"].isfinite().tolist()[:4] == [False, False, False, True]
 
 
-def test_a_decay_that_changes_is_followed_in_the_same_columns() -> None:
-    opt, twin = pair(PagedAdamW, [{"params": parameters()}], lr=1e-2, seed=4)
-    addresses: set[int] = set()
-    for number, beta2 in enumerate((0.999, 0.999, 0.9, 0.9, 0.999, 0.999)):
-        for one in (opt, twin.opt):
-            one.param_groups[0]["betas"] = (0.9, beta2)
-        step(opt, twin, number)
-        assert twin.differences(opt) == [], f"step {number}"
-        addresses.add(opt.state[opt.param_groups[0]["params"][0]]["exp_avg_sq.root4"].data_ptr())
-    assert len(addresses) == 1
+#: Of each group what is its own, and what holds for the others: an embedding in float32, groups that round otherwise or
+#: by another seed; and one that alone is in int8.
+OWNS: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
+    (
+        [{}, {"state_format": "float32", "lr": 3e-3}, {"rounding": "nearest"}, {"seed": 8}],
+        {"seed": 6, **PLACES["part"]},
+    ),
+    ([{"state_format": "8bit", "seed": 5}, {}], {"state_format": "float32"}),
+]
 
 
-def groups_of(params: Params) -> list[dict[str, Any]]:
-    """An embedding in float32, and groups that round otherwise or by another seed."""
-    own: list[dict[str, Any]] = [{}, {"state_format": "float32", "lr": 3e-3}, {"rounding": "nearest"}, {"seed": 8}]
-    return [{"params": [p], **keys} for p, keys in zip((params[i] for i in (0, 1, 3, 4)), own, strict=True)]
-
-
-@pytest.mark.parametrize("options", [{}, PLACES["part"]], ids=["resident", "part"])
-def test_a_group_has_its_own_format_rounding_and_seed(options: dict[str, Any]) -> None:
-    opt, twin = pair(PagedAdamW, groups_of(parameters()), lr=1e-2, seed=6, **options)
-    for number in range(8):
-        step(opt, twin, number)
-        assert twin.differences(opt) == [], f"step {number}"
-    assert [group.get("seed") for group in opt.param_groups] == [6, None, 6, 8]
-    names = [list(opt.state[group["params"][0]]) for group in opt.param_groups]
-    assert names[1] == ["step", "exp_avg", "exp_avg_sq"]
-    assert names[0] == names[2] == names[3] == [
-        "step", "exp_avg.root3", "exp_avg.absmax", "exp_avg_sq.root4", "exp_avg_sq.absmax"
-    ]  # fmt: skip
-
-
-def test_a_group_may_be_the_only_one_in_int8() -> None:
-    params = parameters()
-    opt = PagedAdamW([{"params": params[:2], "state_format": "8bit", "seed": 5}, {"params": params[3:5]}], lr=1e-2)
-    twin = Twin(PagedAdamW, [{"params": params[:2], "seed": 5}, {"params": params[3:5], "state_format": "float32"}])
-    for each in twin.opt.param_groups:
-        each["lr"] = 1e-2
-    for number in range(2):
-        step(opt, twin, number)
-        assert twin.differences(opt) == []
+@pytest.mark.parametrize(("owns", "options"), OWNS, ids=["some of their own", "one alone"])
+def test_a_group_has_its_own_format_rounding_and_seed(owns: list[dict[str, Any]], options: dict[str, Any]) -> None:
+    params = [parameters()[i] for i in (0, 1, 3, 4)]
+    groups = [{"params": [p], **own} for p, own in zip(params, owns, strict=False)]
+    hold(*pair(PagedAdamW, groups, lr=1e-2, **options))
 
 
 @pytest.mark.parametrize("place", ["resident", "file"])
@@ -250,64 +240,25 @@ def test_one_state_may_be_in_int8_and_another_in_float32() -> None:
     assert names == ["int8, root 3, stochastic by step", "float32"]
 
 
-def after(steps: int, **options: Any) -> list[torch.Tensor]:
-    """Bits of parameters and state after some steps of AdamW."""
-    params = parameters()
-    opt = PagedAdamW(params, lr=1e-2, state_format="int8", **options)
-    for number in range(steps):
-        give(params, number)
-        opt.step()
-    return bits(opt, params)
-
-
-def test_another_seed_leaves_other_bits_and_the_same_seed_the_same() -> None:
-    assert same(after(2), after(2, seed=0))
-    assert not same(after(2), after(2, seed=1))
-    assert same(after(2, seed=0, rounding="nearest"), after(2, seed=1, rounding="nearest"))
-
-
-def test_random_bits_are_no_generator_s_of_torch() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    one = after(2)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(2)
-    assert same(after(2), one)
-
-
-def test_a_seed_that_is_set_in_a_group_counts_from_the_next_step_on() -> None:
-    opt, twin = pair(PagedAdamW, [{"params": parameters()}], lr=1e-2)
-    for number, seed in enumerate((0, 0, 9)):
-        opt.param_groups[0]["seed"] = seed
-        for own in twin.own:
-            own["seed"] = seed
-        step(opt, twin, number, wild=False)
-        assert twin.differences(opt) == []
-
-
 def test_parameters_that_join_later_change_no_draw_of_the_others() -> None:
-    params = parameters()
-    opt, twin = pair(PagedAdamW, [{"params": params[:2]}, {"params": params[3:5]}], lr=1e-2)
-    late = PagedAdamW([{"params": [torch.nn.Parameter(p.detach().clone()) for p in params[:2]]}], lr=1e-2,
-                      state_format="int8")  # fmt: skip
-    mine = list(late.param_groups[0]["params"])
+    both = [parameters()[:2] for _ in range(2)]
+    alone, joined = (PagedAdamW(params, lr=1e-2, state_format="int8") for params in both)
     for number in range(3):
         if number == 1:
-            late.add_param_group({"params": [torch.nn.Parameter(torch.ones(5000))]})
-        step(opt, twin, number, wild=False)
-        give(mine, number)
-        late.step()
-    for p, other in zip(params[:2], mine, strict=True):
-        assert torch.equal(flat(p), flat(other))
+            joined.add_param_group({"params": [torch.nn.Parameter(torch.ones(5000))]})
+        for params, opt in zip(both, (alone, joined), strict=True):
+            train(opt, params, range(number, number + 1))
+    assert same(bits(alone, both[0]), bits(joined, both[1]))
 
 
-@pytest.mark.parametrize("stored", STORED)
-def test_the_number_of_threads_changes_no_bit(stored: str) -> None:
-    dtype, options = STORED[stored]
+@pytest.mark.parametrize(
+    "options", [{"param_rounding": "stochastic"}, {"param_format": "bfloat16+8", "state_format": "int8"}], ids=str
+)
+def test_the_number_of_threads_changes_no_bit(options: dict[str, Any]) -> None:
     results = []
     for count in (1, 5):
         with threads(count):
-            params = parameters(dtype)
+            params = parameters(BF16)
             opt = PagedAdamW(params, lr=1e-2, **options, **PLACES["part"])
             train(opt, params, range(3))
             results.append(bits(opt, params))

@@ -1,4 +1,7 @@
-"""A parameter as a kernel sees it: complex numbers, gaps, and layouts that differ work as they do in torch."""
+"""A parameter as a kernel sees it: complex numbers, gaps, and layouts that differ work as they do in torch.
+
+Gradients that are laid out otherwise, and layouts that change in training, are in ``tests/contract``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from optim_support import ready, same, step_on_ones, stepped
 from support import BF16, F32, F64
 
 from pagedopt import PagedAdamW
-from tests.acts import each_entry, grads, transposed, with_gaps, within
+from tests.acts import transposed, with_gaps, within
 from tests.loads import exchange, load
 from tests.optim.quick_steps import look
 from tests.specs import BY_STATE, CASES, Case
-from tests.world import DENSE, RESIDENT, SIDES, Act, World, Worlds, one_group, values
+from tests.world import DENSE, SIDES, World, Worlds, one_group, values
 
 __all__ = ["look"]
 
@@ -50,20 +53,6 @@ def odd(kind: str) -> dict[str, Any]:
     return {"make": make, "groups": one_group}
 
 
-def backwards(t: torch.Tensor) -> torch.Tensor:
-    return t.permute(tuple(reversed(range(t.dim()))))
-
-
-#: How a gradient is laid out that has the values of another.
-GRADIENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "as it is": lambda g: g,
-    "contiguous": lambda g: g.contiguous(),
-    "reversed": lambda g: backwards(backwards(g).contiguous()),
-    "with gaps": lambda g: torch.stack([g, g], -1)[..., 1],
-    "conjugated": lambda g: g.conj().resolve_conj().conj(),
-}
-
-
 def one_is_absent(world: World) -> None:
     if world.count % 3 == 2:
         world.params[world.count % len(world.params)].grad = None
@@ -84,51 +73,6 @@ def test_odd_parameters_follow_torch(case: Case, kind: str, device: str) -> None
     if case.name in BY_STATE and not case.ours.initial:  # torch's load ends what a group sets, and rounds numbers
         worlds.do(load(copy.deepcopy)).step(2, one_is_absent).do(exchange(copy.deepcopy)).step(1)
     assert not worlds.over
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [(name, change) for name in ("adamw", "momentum") for change in GRADIENTS
-     if (name, change) != ("adamw", "conjugated")],
-)  # fmt: skip
-def test_gradients_may_be_laid_out_otherwise(name: str, change: str, device: str) -> None:
-    """Torch's loop of AdamW views complex numbers as real ones, and refuses those that are conjugated."""
-    worlds = Worlds(CASES[name], RESIDENT, DENSE, device=device, **odd("several")).step(2)
-    assert not worlds.step(2, grads(GRADIENTS[change])).over
-
-
-def of_parameters(change: Callable[[torch.Tensor], torch.Tensor]) -> Act:
-    return lambda world: [setattr(p, "data", change(p.data)) for p in world.params]
-
-
-EDITS: dict[str, Act] = {
-    "parameters moved": of_parameters(torch.clone),
-    "parameters contiguous": of_parameters(GRADIENTS["contiguous"]),
-    "parameters in other strides": of_parameters(GRADIENTS["reversed"]),
-    "parameters with gaps": of_parameters(GRADIENTS["with gaps"]),
-    "state contiguous": each_entry(torch.Tensor.contiguous),
-    "state with gaps": each_entry(lambda t: GRADIENTS["with gaps"](t) if t.numel() > 1 else t),
-}
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("edit", EDITS)
-def test_layouts_may_change_in_training(edit: str, device: str) -> None:
-    worlds = Worlds(CASES["adamw"], *SIDES, DENSE, device=device, **odd("several")).step(3).do(EDITS[edit])
-    assert not worlds.step(3, one_is_absent).over
-
-
-@pytest.mark.parametrize("strides", [(0, 1), (3, 0)])
-def test_a_parameter_that_overlaps_itself_is_refused_as_in_torch(strides: tuple[int, int]) -> None:
-    for made in (PagedAdamW, torch.optim.AdamW):
-        ordinary = torch.nn.Parameter(torch.ones(3))
-        p = torch.nn.Parameter(torch.ones(9).as_strided((3, 3), strides))
-        ordinary.grad, p.grad = torch.ones(3), torch.ones(3, 3)
-        with pytest.raises(RuntimeError):
-            made([p, ordinary]).step()
-        if made is PagedAdamW:
-            assert torch.equal(ordinary, torch.ones(3))
 
 
 @pytest.mark.parametrize("layout", ["dense", "with gaps", "complex", "transposed"])
@@ -169,13 +113,10 @@ def test_a_refusal_is_said_once() -> None:
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize("how", ["construct", "add group"])
-def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once(how: str) -> None:
+def test_state_in_bfloat16_of_complex_parameters_is_refused_at_once() -> None:
     p, q = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3, dtype=torch.complex64))
-    if how == "construct":
-        with pytest.raises(ValueError, match="complex"):
-            PagedAdamW([p, q], state_format="bfloat16")
-        return
+    with pytest.raises(ValueError, match="complex"):
+        PagedAdamW([p, q], state_format="bfloat16")
     optimizer = PagedAdamW([p], state_format={"exp_avg": "bfloat16"})
     with pytest.raises(ValueError, match="complex"):
         optimizer.add_param_group({"params": [q]})
@@ -188,13 +129,6 @@ def test_state_in_float32_of_a_complex128_parameter_is_complex64() -> None:
     optimizer.step()
     assert optimizer.state[p]["exp_avg"].dtype == torch.complex64
     torch.testing.assert_close(optimizer.state[p]["exp_avg"], torch.full((3,), 0.1 + 0.2j))
-
-
-@pytest.mark.parametrize("budget", [None, 0])
-def test_complex_state_takes_its_own_bytes(budget: int | None) -> None:
-    p, optimizer = stepped(1 << 18, dtype=torch.complex64, device_budget=budget)
-    state = 2 * p.nbytes
-    assert state <= sum(optimizer.memory_report().by_place.values()) <= state + (1 << 16)
 
 
 def test_complex_state_of_a_real_parameter_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from pagedopt.optim.overlap.overlap import OverlapReport
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.optim.rule_optimizer import RuleOptimizer
 from pagedopt.rules import sqrt
-from tests.optim.pages import PAGES, PARTS, entries_of, file_of, sections_of
+
+sys.path.append(str(ROOT / "scripts"))
+from notes_made import PAGES, PARTS, entries_of, file_of, sections_of
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_is_made_of_the_package(name: str) -> None:
-    assert file_of(name).read_text() == PAGES[name](), "write it anew, as tests/optim/pages.py says"
+    assert file_of(name).read_text() == PAGES[name](), "write it anew, as scripts/notes_made.py says"
 
 
 # --- ``methods.md``: all that optimizers offer beside torch's ---------------------------------------------------------

@@ -17,10 +17,10 @@ from support import default_dtype
 import pagedopt
 from pagedopt import PagedAdamW, PagedNAdam
 from pagedopt.optim import columns as encoding
+from pagedopt.rules.nadam import nadam
 from tests.acts import GROUPS, absent
 from tests.loads import MOVES
 from tests.outside.format import Int8Blocks
-from tests.outside.nadam import NAdam, nadam
 from tests.specs import CASES, Case
 from tests.world import SIDES, Act, Params, World, Worlds, groups_of, parameters, steps
 
@@ -229,8 +229,10 @@ def test_without_a_step_count_it_is_made_where_it_is_missing() -> None:
     assert first["mu_product"].item() == pytest.approx(before.item(), rel=0.01)
 
 
-class Undeclared(NAdam):
+class Undeclared(PagedNAdam):
     """A user's, which chooses its rule, and does not say among which."""
+
+    rules = ()
 
     def rule_of(self, group: dict[str, Any]) -> pagedopt.Rule:
         return nadam

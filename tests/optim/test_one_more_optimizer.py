@@ -20,7 +20,7 @@ SUITES = (
     *(str(file.relative_to(ROOT)) for file in (ROOT / "tests/contract").glob("test_*.py")),
     "tests/kernels/test_kernels_cpu.py", "tests/optim/test_golden.py", "tests/optim/test_host_values.py",
     "tests/optim/test_members.py", "tests/optim/test_class_checks.py", "tests/optim/test_shards.py",
-    "tests/optim/test_acts.py", "tests/placements/test_shares.py", "tests/rules/test_rules.py",
+    "tests/optim/test_acts.py", "tests/placements/test_shares.py",
 )  # fmt: skip
 #: A plugin: records the new trajectory, and leaves one test of it in each file; says how many there were.
 PLUGIN = """

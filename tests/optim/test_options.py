@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from optim_support import step_on_ones, stepped
+from paths import ROOT
 from rich.console import Console
 
 import pagedopt
@@ -21,7 +22,6 @@ from pagedopt.optim.options import MAX_SEED, TABLE
 from pagedopt.optim.registry import OPTIMIZERS
 from pagedopt.paging.budget import Budget
 from pagedopt.planning.rates import ASSUMED, WORDS
-from tests.optim import pages
 
 CLASSES = [pagedopt.PagedOptimizer, *(entry.optimizer for entry in OPTIMIZERS)]
 VALUES = [(name, value) for name, option in TABLE.items() for value in option.taken]
@@ -55,7 +55,7 @@ def test_the_numbers_of_8_bits_are_those_of_the_format() -> None:
 
 
 def test_options_with_more_values_than_are_listed_say_their_range() -> None:
-    page = pages.options()
+    page = (ROOT / "notes" / "options.md").read_text()
     for name, said in {"seed": f"whole numbers from 0 to {MAX_SEED:,}",
                        "blocks": "None, or a whole number from 1 on"}.items():  # fmt: skip
         assert TABLE[name].choice == said

@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpu_support import DEVICES
 from often import MARKS
+from optim_support import through_file
 from support import BF16, F16, F32, F64
 
 from pagedopt.transports.choose import TRANSPORTS
@@ -18,7 +19,6 @@ from tests.loads import MOVES, renew
 from tests.specs import BY_STATE
 from tests.world import RESIDENT, Side, World, Worlds
 
-ADAMW = BY_STATE["adamw"]
 IN_PLACE = {"host_access": "in_place"}
 EVERYWHERE = (
     *(Side(f"part {share}", share=share) for share in (0, 0.2, 0.5, 2)),
@@ -41,7 +41,13 @@ PLACES = {
         Side("in place, 3 blocks", {"blocks": 3, **IN_PLACE}, 0),
     ),
 }
-FORMATS = ("float32", "bfloat16", {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}, "int8")
+#: How parameters and state are stored.
+FORMATS: tuple[dict[str, Any], ...] = (
+    {}, {"state_format": "float32"}, {"state_format": "bfloat16"},
+    {"state_format": {"exp_avg": "bfloat16", "exp_avg_sq": "float32"}}, {"state_format": "int8", "seed": 7},
+    {"param_rounding": "stochastic"}, {"param_format": "bfloat16+16"},
+    {"param_format": "bfloat16+8", "state_format": "int8"},
+)  # fmt: skip
 one_is_absent = absent(lambda step: (step % 6,) if step % 3 == 1 else ())
 
 
@@ -86,27 +92,37 @@ def test_every_place_goes_on_from_what_another_has_saved(
         assert not worlds.step(3, one_is_absent).over
 
 
+def resume(world: World) -> None:
+    """From a file, in an optimizer of another seed; the first side goes on."""
+    if world.side.name != RESIDENT.name:
+        world.options = {**world.options, "seed": 9}
+        renew(lambda saved, _: through_file(saved))(world)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("form", "clip"),
+    ("how", "clip"),
     [
-        pytest.param(form, clip, id=f"{form}-{clip}", marks=MARKS[clip is None or form in (None, "int8")])
-        for form in (None, *FORMATS)
+        pytest.param(how, clip, id=f"{how}-{clip}", marks=MARKS[clip is None or how in (FORMATS[0], FORMATS[4])])
+        for how in FORMATS
         for clip in (None, 0.5)
     ],
 )
 @pytest.mark.parametrize("name", ["adamw", "lion"])
-def test_no_place_changes_a_bit_of_any_dtype_and_format(name: str, form: Any, clip: float | None, device: str) -> None:
-    if isinstance(form, dict) and name == "lion":
-        form = {"exp_avg": form["exp_avg"]}
+def test_no_place_changes_a_bit_of_any_dtype_and_format(
+    name: str, how: dict[str, Any], clip: float | None, device: str
+) -> None:
+    """Nor do a copy, and a file that another one loads."""
     case, sides = BY_STATE[name], (RESIDENT, *PLACES[device])
-    if clip:  # torch adds squares of 16-bit gradients in 16 bits
+    if isinstance(how.get("state_format"), dict) and name == "lion":
+        how = {"state_format": {"exp_avg": "bfloat16"}}
+    if clip or {"param_rounding", "param_format"} & how.keys():  # torch adds squares of 16-bit gradients in 16 bits
         case = dataclasses.replace(case, theirs=None)
-    if form is not None:
-        how = {"state_format": form, "seed": 7} if form == "int8" else {"state_format": form}
-        sides = tuple(dataclasses.replace(side, options={**(side.options or {}), **how}) for side in sides)
-    dtypes = (F32, BF16, F32, F64, F16, F32) if form is None else (F32, BF16, F64)
-    assert not Worlds(case, *sides, device=device, dtypes=dtypes, clip=clip).step(6, one_is_absent).over
+    sides = tuple(dataclasses.replace(side, options={**(side.options or {}), **how}) for side in sides)
+    dtypes = (F32, BF16, F64) if how else (F32, BF16, F32, F64, F16, F32)
+    worlds = Worlds(case, *sides, device=device, dtypes=dtypes, clip=clip).step(4, one_is_absent)
+    for act in (MOVES["deepcopy"], resume):
+        assert not worlds.do(act).step(2).over
 
 
 @pytest.mark.parametrize("device", DEVICES)

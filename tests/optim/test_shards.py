@@ -87,20 +87,6 @@ def check_like(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert torch.allclose(local(value), local(other[name]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("budget", [None, 0, "50%"])
-def test_shards_are_updated_as_torch_does_and_state_is_placed_as_its_parameter(mesh: Any, budget: Any) -> None:
-    ours, theirs = parameters(mesh), parameters(mesh)
-    optimizers = PagedAdamW(ours, **ADAMW, device_budget=budget), torch.optim.AdamW(theirs, **ADAMW, foreach=False)
-    for number in range(4):
-        for params, optimizer in zip((ours, theirs), optimizers, strict=True):
-            step(mesh, params, optimizer, number, sums=number == 2 and params is ours)
-    for p, q in zip(ours, theirs, strict=True):
-        assert p.grad is not None
-        check_like({"param": p.detach()}, {"param": q.detach()})
-        check_like(optimizers[0].state[p], optimizers[1].state[q])
-    assert bool(optimizers[0].memory_report().by_place.get("file", 0)) == (budget is not None)
-
-
 @pytest.mark.filterwarnings("ignore:.*are in tensors outside of the pages:RuntimeWarning")
 @pytest.mark.parametrize("case", BY_STATE.values(), ids=str)
 @pytest.mark.parametrize("budget", [None, 0])

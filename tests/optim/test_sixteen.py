@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from optim_support import through_file
 from sixteen_training import KINDS, OPTIONS, alike, bits, master, parameters, set_gradients, train, trained
 from support import BF16, F16
 
 from pagedopt import PagedAdamW, PagedLion, PagedOptimizer, PagedSGD, estimate, rule
-from pagedopt.optim.registry import OPTIMIZERS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_16_more_bits_take_the_steps_of_float32(kind: str) -> None:
-    """To the bit, state too, over steps that are looked at in C++ as well; of torch's class within a few roundings."""
+    """To the bit, state too, over steps that are looked at in C++ as well."""
     made, hyper = KINDS[kind]
-    ours, wide = parameters(), parameters()
-    wide = [torch.nn.Parameter(p.detach().float()) for p in wide]
+    ours, wide = parameters(), [torch.nn.Parameter(p.detach().float()) for p in parameters()]
     opt, reference = made(ours, **hyper, param_format="bfloat16+16"), made(wide, **hyper)
     train(opt, ours, range(30))
     train(reference, wide, range(30))
-    theirs = [torch.nn.Parameter(p.detach().float()) for p in parameters()]
-    torchs: Any = next(entry.torch for entry in OPTIMIZERS if entry.optimizer is made)
-    if torchs:
-        train(torchs(theirs, **hyper), theirs, range(30))
-    for p, w, t in zip(ours, wide, theirs, strict=True):
+    for p, w in zip(ours, wide, strict=True):
         assert torch.equal(master(opt, p), w)
-        if torchs:
-            torch.testing.assert_close(w, t, rtol=1e-5, atol=1e-7)
         assert ((p - w).abs() <= w.abs() * 2**-8).all()
         for name, value in reference.state[w].items():
             assert torch.equal(opt.state[p][name], value), name
     assert opt.state[ours[0]]["param.low16"].count_nonzero() > 5000
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_another_seed_draws_otherwise(options: str) -> None:
+    one, other = (bits(*trained(**OPTIONS[options], seed=seed)) for seed in (0, 9))
+    assert alike(one, other) is (options == "+16")
 
 
 def test_8_more_bits_and_chance_lose_no_mean() -> None:
@@ -59,8 +55,8 @@ def test_8_more_bits_and_chance_lose_no_mean() -> None:
 
 
 def test_the_draws_follow_float32s_arithmetic() -> None:
-    """Over 10,000 steps of 1e-7 of the weight: a mean that were off by 6 % would show."""
-    numel, steps = 1 << 14, 10_000
+    """Over steps of 1e-7 of the weight: a mean that were off by 6 % would show."""
+    numel, steps = 1 << 18, 640
     p, w = torch.nn.Parameter(torch.ones(numel, dtype=BF16)), torch.nn.Parameter(torch.ones(numel))
     for each, options in ((p, {"param_rounding": "stochastic"}), (w, {})):
         opt = PagedSGD([each], lr=1.2e-7, **options)  # 2 float32 ulps below 1
@@ -69,42 +65,6 @@ def test_the_draws_follow_float32s_arithmetic() -> None:
             opt.step()
     drift, noise = float(w.detach().double().mean() - 1), 2**-8 * (steps * 1.2e-7 / 2**-8) ** 0.5 / numel**0.5
     assert abs(float(p.detach().double().mean() - 1) - drift) < 4 * noise < 0.06 * abs(drift)
-
-
-PLACES: dict[str, dict[str, Any]] = {
-    "resident": {}, "away": {"device_budget": 0}, "half": {"device_budget": 0.5}, "preallocated": {"preallocate": True},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("kind", ["AdamW", "Lion"])
-def test_place_replica_and_resume_change_no_bit(kind: str, options: str) -> None:
-    made, hyper = KINDS[kind]
-
-    def fresh(**more: Any) -> tuple[Any, list[torch.nn.Parameter]]:
-        params = parameters()
-        return made(params, **hyper, **{**OPTIONS[options], **more}), params
-
-    results = []
-    for place in PLACES.values():
-        opt, params = fresh(**place)
-        train(opt, params, range(8))
-        results.append(bits(opt, params))
-    opt, params = fresh()
-    train(opt, params, range(4))
-    again, resumed = fresh(seed=9, device_budget=0)  # the seed is that of the checkpoint
-    saved = through_file({"params": params, "state": opt.state_dict()})
-    for p, q in zip(resumed, saved["params"], strict=True):
-        p.data.copy_(q)
-    again.load_state_dict(saved["state"])
-    twin, copies = copy.deepcopy((opt, params))
-    for each, its in ((again, resumed), (twin, copies)):
-        train(each, its, range(4, 8))
-        results.append(bits(each, its))
-    assert all(alike(results[0], other) for other in results[1:])
-    other, its = fresh(seed=9)
-    train(other, its, range(8))
-    assert alike(results[0], bits(other, its)) is (options == "+16")
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -42,9 +42,9 @@ def anonymous(status: int) -> int:
     return int(text[found : text.index(b"kB", found)]) * 1024
 
 
-def growths(acts: list[str], placement: str, class_: str = "paged") -> dict[str, int]:
+def growths(acts: list[str], placement: str) -> dict[str, int]:
     """By how much anonymous memory of a process rises at most while it does each of some acts."""
-    line = [sys.executable, SCRIPT, "watched", *map(json.dumps, (acts, placement, class_))]
+    line = [sys.executable, SCRIPT, "watched", *map(json.dumps, (acts, placement))]
     pipe = subprocess.PIPE
     out: dict[str, int] = {}
     with subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, env={**environment(), **TRIMMED}) as process:

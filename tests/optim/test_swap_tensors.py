@@ -18,7 +18,7 @@ from overlapped import Loop
 from torch.nn import Parameter
 from torch.utils import swap_tensors
 
-from pagedopt import PagedAdamW, run_with_room
+from pagedopt import PagedAdamW
 from tests.acts import convert
 from tests.optim.overlapped_models import linears
 from tests.optim.test_shards import mesh, placed
@@ -72,14 +72,6 @@ def test_an_attached_model_is_converted_and_its_state_swapped_once_it_is_waited_
         each.train(3)
         opt.wait()
     assert all(map(torch.equal, loop.values(), plain.values()))
-
-
-def test_run_with_room_lets_its_function_convert() -> None:
-    net = model()
-    opt = PagedAdamW(net.parameters(), **ADAMW)
-    train(net, opt, 1)
-    run_with_room(opt, lambda: net.to(torch.float64))
-    assert all(p.dtype is torch.float64 for p in net.parameters())
 
 
 @pytest.mark.usefixtures("folder")

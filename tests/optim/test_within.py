@@ -17,6 +17,7 @@ import torch
 from overlapped import Loop, carriers, run
 from torch import nn
 
+from pagedopt import PagedNAdam
 from pagedopt.optim.overlap import cycle
 from pagedopt.placements.file import FileArena
 from tests.optim.overlapped_loops import LOOPS, loop_of, often_and_long
@@ -34,7 +35,6 @@ from tests.optim.within_toys import (
     same,
     trained,
 )
-from tests.outside.nadam import NAdam
 from tests.outside.rule import Tempered
 from tests.specs import BF16, CASES, F32, F64, Case
 
@@ -120,9 +120,9 @@ def test_bits_of_rules_and_formats(rule: str, stored: Any, budget: Any) -> None:
     assert_same_bits(model=functools.partial(held, dtypes), optimizer=optimizer, before=anneal)
 
 
-@pytest.mark.parametrize("kind", [NAdam, Tempered])
-def test_bits_of_rules_from_outside(kind: Any) -> None:
-    """With numbers of each parameter's own, and state that begins at one."""
+@pytest.mark.parametrize("kind", [PagedNAdam, Tempered])
+def test_bits_of_rules_with_numbers_of_each_parameter_s_own(kind: Any) -> None:
+    """And state that begins at one."""
     away = {"placement": SmallPages, "device_budget": 0}
     assert_same_bits(optimizer=lambda model: kind(model.parameters(), **away), order=ORDERS["some"])
 

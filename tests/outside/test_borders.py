@@ -69,7 +69,7 @@ def test_the_note_shows_what_runs_here() -> None:
     shown = re.findall(r"```python\n# (tests/outside/\w+\.py)\n(.*?)```", note, re.S)
     assert {Path(name).name for name, _ in shown} == {"rule.py", "element_format.py"}
     linked = {Path(name).name for name in re.findall(r"\(\.\./(tests/outside/\w+\.py)\)", note)}
-    assert linked == {"schedule_free.py", "format.py", "placement.py", "transport.py", "kernel.py"}
+    assert linked == {"format.py", "placement.py", "transport.py", "kernel.py"}
     for name, text in shown:
         for part in text.strip().split("\n\n    ...\n"):
             assert part.strip("\n") in (ROOT / name).read_text(), f"{name} has no such lines:\n{part}"

@@ -8,11 +8,9 @@ import kernel_texts
 import pytest
 import torch
 from children import python
+from gpu_support import DEVICES, NEEDED
 
 from .kernel import BLOCKS, CUDA, scale_into
-from .training import gpu
-
-DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -26,7 +24,7 @@ def test_every_element_is_written_once(sizes: tuple[int, ...], device: str) -> N
     assert all(bool(s.any()) for s in sources if s.numel())
 
 
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=gpu)])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=NEEDED)])
 def test_it_runs_on_the_stream_that_torch_is_on(device: str) -> None:
     source, target = (torch.zeros(1 << 20, device=device) for _ in range(2))
     work = torch.randn(4096, 4096, device=device)

@@ -1,119 +1,67 @@
-"""A rule from outside: the numbers of a reference in float64, in every place, saved, resumed and copied."""
+"""An optimizer from outside: the numbers of a reference, in every place, saved, loaded and copied."""
 
 from __future__ import annotations
 
-import copy
-import functools
-import pickle
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from children import python
-from optim_support import through_file
+from gpu_support import DEVICES
 
+from tests.acts import absent
+from tests.loads import MOVES
+from tests.references import written
+from tests.specs import BF16, F32, F64, Case
+from tests.world import HALF, RESIDENT, SPILLED, Side, Worlds, one_group
+
+from .placement import Ordinary, SmallCard, SmallRam
 from .rule import Tempered
-from .training import EVERYWHERE, OPTIONS, PLACES, bits, gpu, gradient, optimizer, parameters, same, train, trained
 
 
-def reference(device: str, steps: int) -> list[tuple[torch.Tensor, torch.Tensor, float, int]]:
-    """(parameter, scale, start, step) of each parameter, in float64."""
-    found = []
-    for number, p in enumerate(parameters(device)):
-        value, scale = p.detach().double(), torch.ones_like(p, dtype=torch.float64)
-        start, count = 1.0, 0
-        for step in range(steps):
-            if (grad := gradient(p, step, number)) is None:
-                continue
-            count += 1
-            grad, rate = grad.double(), OPTIONS["decay"] * (1 - 0.5**count)
-            start *= rate
-            scale = rate * scale + (1 - rate) * grad.square()
-            lr = 0.01 if number == 0 else OPTIONS["lr"]
-            value = value - lr * (1 - start) * grad / (scale.sqrt() + OPTIONS["eps"])
-        found.append((value, scale, start, count))
-    return found
+def lines(g, x, scale, *, t, lr, decay, eps, start):  # type: ignore[no-untyped-def]
+    """The rule in plain torch."""
+    rate = decay * (1 - 0.5**t)
+    start *= rate
+    scale = rate * (torch.ones_like(scale) if t == 1 else scale) + (1 - rate) * g.square()
+    return {"x": x - lr * (1 - start) * g / (scale.sqrt() + eps), "scale": scale, "start": start}
 
 
-@pytest.mark.parametrize(("device", "how"), EVERYWHERE)
-def test_the_numbers_are_those_of_the_reference(device: str, how: dict[str, Any]) -> None:
-    opt, params = trained(10, device, **how)
-    expected = reference(device, 10)
-    for p, began, (value, scale, start, count) in zip(params, parameters(device), expected, strict=True):
-        torch.testing.assert_close(p.detach().double(), value, rtol=2e-6, atol=2e-6)
-        assert (value - began.double()).abs().mean() > 0.01, "hardly anything was updated"
-        entry = opt.state[p]
-        assert list(entry) == ["step", "start", "scale"]
-        torch.testing.assert_close(entry["scale"].double(), scale, rtol=2e-6, atol=0)
-        assert (float(entry["step"]), entry["start"].shape) == (count, ())
-        assert float(entry["start"]) == pytest.approx(start, rel=1e-6)
-    assert len({start for *_, start, _ in expected}) > 1, "all parameters have one number"
+TEMPERED = Case(
+    name="tempered", rule="tempered", ours=Tempered, theirs=written(Tempered, lines, start=1.0),
+    options={"lr": 0.03, "decay": 0.8, "eps": 1e-3}, other={},
+)  # fmt: skip
+#: Where state may be, placements of one's own among them.
+PLACES = {
+    "cpu": (SPILLED, HALF, Side("small", {"placement": SmallRam}, 0.5), Side("ordinary", {"placement": Ordinary})),
+    "cuda": (
+        SPILLED, Side("in place", {"host_access": "in_place"}, 0.5), Side("SmallCard", {"placement": SmallCard}, 0.6),
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("device", "how"), EVERYWHERE)
-def test_no_place_changes_a_bit(device: str, how: dict[str, Any]) -> None:
-    opt, params = trained(6, device, **how)
-    whole, others = trained(6, device)
-    assert same(bits(opt, params), bits(whole, others))
-    if "device_budget" in how:
-        report = opt.memory_report()
-        assert report.by_place["file" if device == "cpu" else "host"] > 0
-        near = report.by_place.get("host" if device == "cpu" else "device", 0)
-        assert (near > 0) == (how["device_budget"] != 0)
+def last_apart(params: Any) -> Any:
+    return [{"params": params[1:]}, {"params": params[:1], "lr": 0.01}]
 
 
-def test_what_was_saved_goes_on_in_a_new_process(tmp_path: Path) -> None:
-    """A checkpoint, in every place; and whole optimizers, whose classes are found by name."""
-    pickled = [trained(6, **how) for how in PLACES]
-    opt, params = pickled[-1]
-    torch.save(pickled, tmp_path / "pickled.pt")
-    torch.save({"params": [p.detach() for p in params], "optimizer": opt.state_dict()}, tmp_path / "checkpoint.pt")
-    python("-m", f"{__package__}.training", tmp_path)
-    whole, others = trained(10)
-    found = torch.load(tmp_path / "found.pt")
-    assert [name for name, _ in found] == ["device", "file", "file", "small", "ordinary"] * 2
-    assert all(same(each, bits(whole, others)) for _, each in found)
+one_is_absent = absent(lambda step: (step % 6,) if step % 4 == 1 else ())
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
-    "torch.save": functools.partial(through_file, weights_only=False),
-}
+@pytest.mark.parametrize("device", DEVICES)
+def test_its_numbers_are_those_of_the_reference_whatever_is_done_wherever_state_is(device: str) -> None:
+    worlds = Worlds(TEMPERED, RESIDENT, *PLACES[device], device=device, groups=last_apart).step(4, one_is_absent)
+    for name, act in MOVES.items():
+        assert not worlds.do(act, name).step(2, one_is_absent).over
+        for world in worlds.ours:
+            if "placement" in world.options:
+                assert world.optimizer.memory_report().placement == world.side.name
+    starts = {float(entry["start"]) for entry in worlds.ours[0].state.values()}
+    assert len(starts) > 1, "all parameters have one number"
 
 
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize(("device", "how"), EVERYWHERE)
-def test_a_copy_goes_on_by_itself_and_where_it_was(device: str, how: dict[str, Any], copied: Any) -> None:
-    opt, params = trained(4, device, **how)
-    twin, others = copied((opt, params))
-    assert type(twin) is Tempered
-    there, here = twin.memory_report(), opt.memory_report()
-    assert (there.by_place, there.placement, there.budget) == (here.by_place, here.placement, here.budget)
-    train(opt, params, 4, 7)
-    train(twin, others, 4, 7)
-    assert same(bits(opt, params), bits(twin, others))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes_begin_at_one_too(dtype: torch.dtype) -> None:
-    params = parameters(dtype=dtype)
-    opt = optimizer(params, device_budget="40%")
-    for p in params:
-        p.grad = torch.zeros_like(p)
-    opt.step()
-    assert all(torch.equal(opt.state[p]["scale"], torch.full_like(p, 0.4)) for p in params)
-    assert all(float(opt.state[p]["start"]) == pytest.approx(0.4) for p in params)
-
-
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=gpu)])
-def test_the_cpu_and_the_card_agree(mark: None) -> None:
-    params = parameters("cuda")
-    others = [torch.nn.Parameter(p.detach().cpu()) for p in params]
-    opt, other = optimizer(params, device_budget="50%"), optimizer(others)
-    train(opt, params, 0, 6)
-    train(other, others, 0, 6)
-    for a, b in zip(bits(opt, params), bits(other, others), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+@pytest.mark.parametrize("device", DEVICES)
+def test_other_dtypes_begin_at_one_too(device: str) -> None:
+    assert (
+        not Worlds(TEMPERED, RESIDENT, *PLACES[device], device=device, dtypes=(F32, F64, BF16), groups=one_group)
+        .step(3)
+        .over
+    )

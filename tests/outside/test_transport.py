@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from gpu_support import DEVICES, NEEDED
 
 from pagedopt import DeviceTable, PagedAdamW, Sweep, multi_tensor_apply
 from pagedopt.foreach_ops import foreach_norm
 from pagedopt.rules import add
 from pagedopt.transports import MemcpyTransport, StructTransport, Transport
 from tests.card.tables import STREAM, Device, Tables
+from tests.loads import MOVES
+from tests.specs import CASES
+from tests.world import RESIDENT, Side, Worlds, parameters
 
-from .training import bits, gpu, parameters, same, train, trained
 from .transport import Recorder
 
 FEW = (700, 1, 3, 2000)
@@ -57,20 +58,22 @@ def test_a_captured_graph_is_prepared_by_the_one_within(
     assert len(record) == 1
 
 
-def test_on_a_cpu_it_is_taken_and_not_needed(record: list) -> None:
-    opt, params = trained(3, transport=Recorder)
-    usual, others = trained(3)
-    assert same(bits(opt, params), bits(usual, others))
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_optimizer_lends_through_it_on_a_card_and_so_do_its_copies(device: str, record: list) -> None:
+    sides = Side("recorded", {"transport": Recorder}), Side("recorded in part", {"transport": Recorder}, share=0.4)
+    worlds = Worlds(CASES["adamw"], RESIDENT, *sides, device=device).step(3)
+    for act in ("deepcopy", "pickle"):
+        before = len(record)
+        worlds.do(MOVES[act]).step(3)
+        assert (len(record) >= before + 3) == (device == "cuda")
+        assert all(world.optimizer.transport is Recorder for world in worlds.ours[1:])
+    assert not worlds.over
+
+
+def test_on_a_cpu_it_is_not_needed(record: list) -> None:
     multi_tensor_apply(add, [[torch.ones(3)], [torch.ones(3)]], {"alpha": 1.0}, transport=Recorder)
     DeviceTable([[torch.ones(3)]], transport=Recorder)
     assert record == []
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
-def test_a_copy_keeps_it(copied: Any) -> None:
-    opt, params = trained(2, transport=Recorder)
-    twin, _ = copied((opt, params))
-    assert twin.transport is opt.transport is Recorder
 
 
 def test_what_is_no_transport_is_refused_at_once() -> None:
@@ -109,20 +112,7 @@ def test_what_is_no_transport_is_refused_at_once() -> None:
         take(StructTransport(0))  # these are for one device, whose objects they take
 
 
-@pytest.mark.parametrize("how", [pytest.param(how, marks=gpu) for how in ({}, {"device_budget": "40%"})])
-def test_an_optimizer_on_a_card_lends_through_it(how: dict[str, Any], record: list) -> None:
-    opt, params = trained(5, "cuda", transport=Recorder, **how)
-    usual, others = trained(5, "cuda")
-    assert same(bits(opt, params), bits(usual, others))
-    assert len(record) >= 5
-    assert {device for device, _, _ in record} == {params[0].device.index}
-    twin, copies = copy.deepcopy((opt, params))
-    record.clear()
-    train(twin, copies, 5, 6)
-    assert record
-
-
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=gpu)])
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=NEEDED)])
 def test_whoever_launches_on_a_card_lends_through_it(mark: None, record: list) -> None:
     ones, twos = ([torch.full((n,), value, device="cuda") for n in (3, 5000)] for value in (1.0, 2.0))
     for _ in range(2):

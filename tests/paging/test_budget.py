@@ -32,29 +32,20 @@ MIB, GIB = 1 << 20, 1 << 30
 
 BYTES = [
     (0, 0),
-    (123, 123),
     (2**70, 2**70),
-    ("0", 0),
     ("123", 123),
     ("500 MB", 500 * 1000**2),
-    ("2GiB", 2 * GIB),
     ("2gib", 2 * GIB),
     ("2Gi", 2 * GIB),
-    ("2 G", 2 * 1000**3),
     (" 1.5 GB ", 1_500_000_000),
-    ("0.5 KiB", 512),
     ("1.TB", 1000**4),
-    ("3 TiB", 3 << 40),
-    ("7b", 7),
     ("4kB", 4000),
     ("1.9b", 1),  # bytes are whole
     ("9007199254740993", 2**53 + 1),  # a float would lose the last one
     ("1" + "0" * 400, 10**400),  # and could not hold this
     (np.int64(2 * GIB), 2 * GIB),
     (np.uint64(2**63 + 1), 2**63 + 1),
-    (np.uint8(200), 200),
     (2.0, 2),  # whole floats above 1 are bytes
-    (1.5e9, 1_500_000_000),
     (2.0**70, 2**70),
 ]
 
@@ -75,13 +66,9 @@ def test_bytes_are_read(said: int | float | str, nbytes: int) -> None:
     [
         (0.0, 0),
         (0.1, Fraction(1, 10)),
-        (0.5, Fraction(1, 2)),
         (1.0, 1),
-        (1e-6, Fraction(1, 10**6)),
-        ("50%", Fraction(1, 2)),
         (" 12.5 % ", Fraction(1, 8)),
         ("0%", 0),
-        ("100%", 1),
         ("33.%", Fraction(33, 100)),
     ],
 )
@@ -205,13 +192,6 @@ def test_bytes_go_to_the_first_pages_of_all_arenas(arenas: list[list[int]], one:
 def test_no_budget_is_no_limit(arenas: list[list[int]]) -> None:
     for budget in (ALL, Budget(sum(map(sum, arenas))), Budget(2**70)):
         assert kept(arenas, budget) == [len(sizes) for sizes in arenas]
-
-
-def test_hand_cases_of_place() -> None:
-    arenas = [[4, 4, 2], [3, 3], [1]]
-    # Of 9 the page of 1 would fit, but stands behind those that do not.
-    want = {0: [0, 0, 0], 4: [1, 0, 0], 9: [2, 0, 0], 10: [3, 0, 0], 13: [3, 1, 0], 16: [3, 2, 0], 17: [3, 2, 1]}
-    assert {budget: kept(arenas, Budget(budget)) for budget in want} == want
 
 
 def test_pages_of_a_vast_layout_are_placed() -> None:

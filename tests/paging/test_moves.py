@@ -164,19 +164,6 @@ def test_without_a_mover_there_are_launches_alone() -> None:
     assert done == [(3, 5), None]
 
 
-@given(some_moves(), st.randoms())
-def test_any_order_that_has_a_slot_for_every_page_is_carried_out(case: tuple[Moves, int], random: Random) -> None:
-    """As one that fetches under the forward and updates in the backward would have it."""
-    moves = cyclic(len(case[0]), max(1, len(case[0])))
-    steps: list[Action] = [Fetch(move) for move, _ in moves]
-    for move, span in random.sample(moves, len(moves)):
-        steps += [Arrive(move), Update(span), Evict(move)]
-    trace = Trace()
-    carry_out([*steps, Update(RESIDENT)], trace.update, trace)
-    assert sorted(trace.of("update")) == sorted(trace.of("evict")) == [move.page for move, _ in moves]
-    assert trace.calls[-2:] == [("resident", -1), ("finish", -1)]
-
-
 class Stop(Exception):
     """What whoever makes the steps, or launches them, may raise."""
 
@@ -303,15 +290,6 @@ def test_in_the_expected_order_pages_are_fetched_ahead() -> None:
     step.arrive(*range(2, 6))
     step.end()
     assert step.launched == [0, 1, 2, 3, 4, 5]
-    assert not step.arrivals.late
-
-
-def test_a_gradient_of_many_pages() -> None:
-    """They pass in their order, two rounds of them."""
-    step = Step([(0,)] * 9)
-    step.arrive(0)
-    assert step.launched == [*range(9)]
-    assert step.arrivals.done == [0]
     assert not step.arrivals.late
 
 

@@ -17,7 +17,6 @@ from file_support import (
     arena,
     assert_holds,
     assert_measured,
-    assert_whole,
     fill,
     open_files,
     sections_of,
@@ -45,16 +44,6 @@ def test_a_new_arena_is_zero_and_where_it_was_planned(resident: int) -> None:
     assert memory.planned() == {"host": sizes[:resident].sum(), "file": sizes[resident:].sum()}
     assert_measured(memory)
     assert not memory.tensor.any()
-
-
-@pytest.mark.parametrize("resident", [0, 3, 10])
-def test_a_step_leaves_pages_where_they_were(resident: int) -> None:
-    memory = small(resident, 3)
-    want = fill(memory)
-    for _ in range(3):
-        step(memory)
-        assert_measured(memory)
-    assert_holds(memory, [w + 3 * (1 + i) for i, w in enumerate(want)])
 
 
 @settings(max_examples=15, deadline=None)
@@ -128,14 +117,6 @@ def visit(memories: list[FileArena], moves: list[Move], inside: Callable[[], obj
         inside()
         mover.evict(move)
     mover.finish()
-
-
-def test_one_mover_carries_pages_of_several_arenas() -> None:
-    memories = [small(8), small(9)]
-    want = [fill(memory) for memory in memories]
-    visit(memories, [Move(0, 8, 0), Move(1, 9, 1), Move(0, 9, 2)])
-    for memory, values in zip(memories, want, strict=True):
-        assert_whole(memory, values)
 
 
 def test_what_is_read_beside_the_pages_of_a_step_is_dropped_with_the_next() -> None:

@@ -62,30 +62,6 @@ def test_what_a_gpu_cannot_do_another_placement_does_with_one_warning(
     assert (found, len(told)) == ([chosen] * 2, 1)
 
 
-@pytest.mark.parametrize("preallocate", [False, True])
-@pytest.mark.parametrize("placement", [None, "file", "mapped"])
-@pytest.mark.parametrize(
-    "budgets", [("all", 0, "all", "30%"), (0, "all", "30%", "2GiB"), ("all", "all", 0, "auto")], ids=str
-)
-@pytest.mark.filterwarnings("ignore:placement='mapped' on cpu", "ignore:device_budget='30%' holds no page")
-def test_beside_a_cpu_every_budget_may_follow_every_other(
-    budgets: tuple[Any, ...], placement: Any, preallocate: bool
-) -> None:
-    """The first is given to the constructor, the second before the first step."""
-    params, opt = parameters(), None
-    for i, budget in enumerate(budgets):
-        if opt is None:
-            given: dict[str, Any] = {"placement": placement, "preallocate": preallocate}
-            opt = PagedAdamW(params, **ADAMW, device_budget=budget, **given)
-        else:
-            opt.set_device_budget(budget)
-            train(params, opt, i - 1, 1)
-            away = {place for place, nbytes in opt.memory_report().by_place.items() if nbytes} == {"file"}
-            assert away == (budget in (0, "30%")), "all of it is one page"
-    assert opt is not None
-    assert same(bits(params, opt), bits(*trained(3, placement="device")))
-
-
 # ---- a card ----
 
 

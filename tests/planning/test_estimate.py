@@ -105,46 +105,33 @@ HAND = Rates(
 )  # fmt: skip
 
 
-def test_staged_seconds_by_hand() -> None:
-    said = estimate(SHAPE, device_budget=32 * MIB, rates=HAND)
-    assert (said.placement, said.host_access) == ("mapped", "staged")
-    assert said.by_place == {"device": 32 * MIB, "host": 96 * MIB}
-    assert (said.ring, said.moved) == (SLOTS * 8 * MIB, 192 * MIB)
-    assert said.near_bytes == (64 + 64 + 32 + 8 * SLOTS) * MIB
+#: Options, bytes by place, of the ring, that move; seconds, and the least of them; worked out by hand.
+SECONDS: list[tuple[dict[str, Any], dict[str, int], int, int, float, float]] = [
     # 4 Mi elements stay: 3 reads of state and parameter, 1 of the gradient, 3 writes: 28 bytes each, 112 MiB: 4 s.
     # 96 MiB go both ways: the first page comes in 1 s, the last goes in 2 s, 88 MiB pass one another in 11 s.
-    assert said.seconds == pytest.approx(4 + 1 + 11 + 2)
-    assert said.floor == pytest.approx(16)  # 448 MiB of device memory; the link needs 12 s
+    # The floor is 448 MiB of device memory; the link needs 12 s.
+    ({"device_budget": 32 * MIB}, {"device": 32, "host": 96}, 8 * SLOTS, 192, 4 + 1 + 11 + 2, 16),
+    ({"device_budget": 32 * MIB, "host_access": "in_place"}, {"device": 32, "host": 96}, 0, 192, 4 + 192 / 6, 16),
+    ({"device_budget": 32 * MIB, "placement": "managed"}, {"device": 32, "host": 96}, 0, 192, 4 + 192 / 6, 16),
+    *((resident, {"device": 128}, 0, 0, 448 / 28, 448 / 28)
+      for resident in ({}, {"device_budget": 128 * MIB}, {"placement": "managed-driver"}, {"placement": "device"})),
+    *(({"placement": placement, "device_budget": 0}, {"host": 128}, 8 * SLOTS, 256, 1 + 2 * 120 / 16 + 2, 16)
+      for placement in ("host", "mapped")),
+    ({"device": "cpu", "device_budget": 0}, {"file": 128}, 8 * SLOTS, 256, 4 + 8, 448 / 14),
+    ({"device": "cpu"}, {"host": 128}, 0, 0, 448 / 14, 448 / 14),
+]  # fmt: skip
 
 
-def test_in_place_seconds_by_hand() -> None:
-    said = estimate(SHAPE, device_budget=32 * MIB, host_access="in_place", rates=HAND)
-    assert (said.ring, said.host_access) == (0, "in_place")
-    assert said.seconds == pytest.approx(4 + 192 / 6)
-    assert said.seconds == estimate(SHAPE, device_budget=32 * MIB, placement="managed", rates=HAND).seconds
-
-
-def test_resident_seconds_by_hand() -> None:
-    for options in ({}, {"device_budget": 128 * MIB}, {"placement": "managed-driver"}, {"placement": "device"}):
-        said = estimate(SHAPE, rates=HAND, **options)  # type: ignore[arg-type]
-        assert said.seconds == said.floor == pytest.approx(448 / 28)
-        assert (said.moved, said.ring, said.host_access) == (0, 0, None)
-
-
-def test_everything_on_the_host_by_hand() -> None:
-    for placement in ("host", "mapped"):
-        said = estimate(SHAPE, placement=placement, device_budget=0, rates=HAND)
-        assert said.by_place == {"host": 128 * MIB}
-        assert said.seconds == pytest.approx(1 + 2 * 120 / 16 + 2)
-        assert said.floor == pytest.approx(16)
-
-
-def test_file_seconds_by_hand() -> None:
-    said = estimate(SHAPE, device="cpu", device_budget=0, rates=HAND)
-    assert said.by_place == {"file": 128 * MIB}
-    assert said.seconds == pytest.approx(4 + 8)
-    assert said.floor == pytest.approx(448 / 14)
-    assert estimate(SHAPE, device="cpu", rates=HAND).seconds == pytest.approx(448 / 14)
+@pytest.mark.parametrize(("options", "places", "ring", "moved", "seconds", "floor"), SECONDS, ids=str)
+def test_seconds_by_hand(
+    options: dict[str, Any], places: dict[str, int], ring: int, moved: int, seconds: float, floor: float
+) -> None:
+    said = estimate(SHAPE, rates=HAND, **options)
+    assert said.by_place == {place: nbytes * MIB for place, nbytes in places.items()}
+    assert (said.ring, said.moved) == (ring * MIB, moved * MIB)
+    assert (said.seconds, said.floor) == (pytest.approx(seconds), pytest.approx(floor))
+    if said.host_access == "staged":
+        assert said.near_bytes == (64 + 64 + places.get("device", 0) + ring) * MIB
 
 
 def test_formats_change_what_moves() -> None:
@@ -166,41 +153,26 @@ def test_rules_of_ones_own() -> None:
     assert said.seconds == pytest.approx(6 * 4 * 16 * MIB)  # four are read, two are written
 
 
-def test_an_unknown_rate_leaves_out_only_what_depends_on_it() -> None:
-    for name, staged, in_place, resident in (
-        ("device", None, None, None), ("both", None, 36, 16), ("in_place", 18, None, 16), ("ram", 18, 36, 16),
-    ):  # fmt: skip
-        rates = replace(HAND, **{name: None})
-        seconds = [
-            estimate(SHAPE, device_budget=b, host_access=way, rates=rates).seconds
-            for b, way in ((32 * MIB, "staged"), (32 * MIB, "in_place"), (None, None))
-        ]
-        assert seconds == [staged, in_place, resident]
-    assert "unknown" in str(estimate(SHAPE, rates=Rates()))
-
-
-def test_without_rates_those_of_an_h200_are_assumed_and_said_to_be() -> None:
+def test_rates_that_were_not_measured_are_said_to_be_assumed() -> None:
     assert (said := estimate(SHAPE, device_budget=0)).rates is ASSUMED
     assert "assumed" in str(said)
     assert "assumed" not in str(estimate(SHAPE, rates=replace(HAND, machine="mine")))
-
-
-def test_a_cpus_times_are_not_said_to_be_those_of_a_gpu() -> None:
     for said in (estimate(SHAPE, device="cpu"), estimate(network(), device_budget=0)):
         assert said.rates is ASSUMED_CPU
         assert "a round guess, assumed: `pagedopt doctor` measures" in str(said)
         assert "H200" not in str(said)
-        assert said.seconds is not None
 
 
 def test_an_estimate_says_which_rates_it_lacks() -> None:
     lacking = replace(HAND, up=None, in_place=None)
-    assert estimate(SHAPE, device_budget=0, rates=lacking).unknown_rates == ("up",)
+    away = estimate(SHAPE, device_budget=0, rates=lacking)
+    assert (away.unknown_rates, away.seconds) == (("up",), None)
     assert estimate(SHAPE, device_budget=0, host_access="in_place", rates=lacking).unknown_rates == ("in_place",)
-    assert estimate(SHAPE, rates=lacking).unknown_rates == ()
+    assert (said := estimate(SHAPE, rates=lacking)).unknown_rates == ()
+    assert said.seconds == 16
     assert estimate(SHAPE, device_budget=0, rates=replace(HAND, device=None)).unknown_rates == ()  # none stays there
     assert estimate(SHAPE, device_budget="50%", rates=replace(HAND, device=None)).unknown_rates == ("device",)
-    assert "they have no up" in str(estimate(SHAPE, device_budget=0, rates=lacking))
+    assert "they have no up" in str(away)
     # The reading for 268 million parameters, all state on the host, is 43.1 ms staged and 50.9 in place.
     for way, reading in (("staged", 43.1e-3), ("in_place", 50.9e-3)):
         assert estimate([(1 << 28,)], device_budget=0, host_access=way).seconds == pytest.approx(reading, rel=0.03)
@@ -280,10 +252,7 @@ def test_it_reads_well() -> None:
 #: A model, options, and what is said of them.
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("lots", {}, "model is 'lots'; give a number of parameters, as"),
-    ("0", {}, "must be between 1 and"),
     (-5, {}, "must be between 1 and"),
-    (float("nan"), {}, "must be between 1 and"),
-    ("1e20", {}, "must be between 1 and"),
     ("1.5", {}, "must be a whole number"),
     (None, {}, "model is a NoneType; give a module"),
     (torch.ones(3), {}, "model is a Tensor; give a module"),
@@ -303,8 +272,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("7B", {"placement": "moon"}, "placement is 'moon'"),
     ("7B", {"placement": "file"}, "placement='file' is for parameters on a CPU"),
     ("7B", {"placement": "device", "device_budget": 5000}, "device_budget is 5000 with placement='device'"),
-    ("7B", {"device_budget": "2 parsecs"}, "device_budget is '2 parsecs'"),
-    ("7B", {"device_budget": -1}, "cannot be negative"),
     ("7B", {"device_budget": "auto"}, "device_budget is 'auto'.*give bytes"),
     ("7B", {"host_access": "by_post"}, "host_access is 'by_post'"),
     ("7B", {"placement": "managed", "host_access": "staged"}, "host_access is 'staged' with placement='managed'"),

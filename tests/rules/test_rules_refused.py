@@ -50,14 +50,6 @@ def again(x):
     return again(x - 1)
 
 
-def other(x):
-    return other_again(x)
-
-
-def other_again(x):
-    return other(x + 1)
-
-
 def wrong(x):
     return x.sqrt()
 
@@ -80,32 +72,24 @@ TRUTH = "asks whether a value is true.*write 'name = a if test else b'"
 #: Statements that stand alone in a rule: what is refused, what the caret marks, what is said.
 STATEMENTS = {
     "if lr > 1: param = grad": ("if lr > 1: param = grad", TRUTH),
-    "while param > 1: param = param / 2": ("while param > 1: param = param / 2", TRUTH),
-    "assert lr > 0": ("assert lr > 0", TRUTH),
     "param = sorted([param, grad])[0]": ("sorted([param, grad])", TRUTH),
     "param = list(map(lambda x: x if lr else 0, [bool(param)]))[0]": ("bool(param)", TRUTH),
     "for x in param: param = x": ("for x in param: param = x", "one element of each tensor.* there is nothing inside"),
     "param = param[0]": ("param[0]", "one element of each tensor.* there is nothing inside"),
     "param = param / grad.norm()": ("grad.norm", REDUCED),
-    "param = param - grad.mean()": ("grad.mean", REDUCED),
-    "param = param / grad.max()": ("grad.max", REDUCED),
-    "param = param / torch.norm(grad)": ("torch.norm(grad)", REDUCED),
     "param = param / torch.linalg.norm(grad)": ("torch.linalg.norm(grad)", REDUCED),
     "param = param / numpy.sum(grad)": ("numpy.sum(grad)", REDUCED),
     "param = param / grad.shape[0]": ("grad.shape", "sees one element of each tensor.* no 'shape'"),
     "param = torch.nn.functional.relu(param)": ("torch.nn.functional.relu(param)", "call of 'relu'"),
     "param = fails() * param": ("fails()", "ValueError: first line\n"),
     "param = param * random.random()": ("random.random()", DRAWN),
-    "param = param * random.randint(0, 1)": ("random.randint(0, 1)", DRAWN),
-    "param = param * random.uniform(0, lr)": ("random.uniform(0, lr)", DRAWN),
-    "param = param * numpy.random.randn()": ("numpy.random.randn()", DRAWN),
     "param = param * GENERATOR.choice([1, -1])": ("GENERATOR.choice([1, -1])", DRAWN),
+    "param = param * numpy.random.randn()": ("numpy.random.randn()", DRAWN),
     "param = param * torch.rand(()).item()": ("torch.rand(())", DRAWN),
     "param = param * torch.rand((), generator=SEEDED).item()": ("torch.rand((), generator=SEEDED)", DRAWN),
     "param = param * drawn()": ("drawn()", DRAWN),
     "param = param * drawn_from_its_own()": ("drawn_from_its_own()", DRAWN),
     "param = param * clock()": ("clock()", DRAWN),
-    "param = param * time.time()": ("time.time()", DRAWN),
     "param = math.sinh(param)": ("math.sinh(param)", "call of 'sinh'; .*plain functions.* sqrt/1, .*fma/3"),
     "param = math.log(param, 2)": ("math.log(param, 2)", "call of 'log'; .* log/1"),
     "param = sqrt(x=param)": ("sqrt(x=param)", "call of 'sqrt'; .*sqrt/1"),
@@ -116,13 +100,9 @@ STATEMENTS = {
     "param = float(param)": ("float(param)", r"leave float\(\), .* out: hyperparameters are floats"),
     "param = param * int(lr)": ("int(lr)", r"leave .*int\(\) .*out"),
     "param = isinstance(lr, float) * param": ("isinstance(lr, float)", "call of 'isinstance'"),
-    "param = type(param)(1)": ("type(param)", "call of 'type'"),
     'param = len(f"{lr:.3}") * param': ('f"{lr:.3}"', "has no text while"),
-    "param = len(str(lr)) * param": ("str(lr)", "call of 'str'"),
-    "param = getattr(param, 'dtype', 1)": ("getattr(param, 'dtype', 1)", "call of 'getattr'"),
     "param = param + '1'": ("param + '1'", "'1' where a number is needed"),
     "param = param * None": ("param * None", "None where a number is needed"),
-    "param = param * 1j": ("param * 1j", "1j where a number is needed"),
     "param = param + sqrt": ("param + sqrt", "a builtin_function_or_method where a number is needed"),
     "param = param * TENSOR": ("param * TENSOR", r"a Tensor where .* is an argument of the rule, .* take .item\(\)"),
     "param = TENSOR * param": ("TENSOR * param", "a Tensor where a number is needed"),
@@ -133,40 +113,30 @@ STATEMENTS = {
         "param ** 0.5",
         r"'\*\*' of elements; use .* powers 2 and 3, or 'from pagedopt.rules import sqrt",
     ),
-    "param = param ** grad": ("param ** grad", r"'\*\*' of elements"),
     "param = lr ** param": ("lr ** param", r"'\*\*' of elements"),
     "param = param % 2": ("param % 2", r"'%' of elements; use \+ - \* / or the powers 2 and 3"),
-    "param = param // 2": ("param // 2", "'//' of elements"),
     "param = param & grad": ("param & grad", "no bits; use"),
     "param = ~param": ("~param", "no bits; use"),
-    "param = param @ grad": ("param @ grad", "no bits; use"),
     "param = 1 if param is grad else 0": ("param is grad", "'is' of a value, .*compare it with =="),
-    "param = 1 if param is not None else 0": ("param is not None", "'is not' of a value"),
     "param = 1 if 2 in (1, param) else 0": ("2 in (1, param)", "'in' of a value"),
     "param = param or grad": ("param or grad", "the value of 'or', .*write 'a if test else b'"),
-    "param = 2 * (lr > 0 and 3)": ("lr > 0 and 3", "the value of 'and'"),
     "param = grad if lr > 0 else (y := 2)": ("y := 2", "':=' in a branch; write 'y = …' before"),
     "param, grad = (param, lr) if lr else (lr, param)": (
         "(param, lr) if lr else (lr, param)",
         "a tuple where .*; a branch is one number: choose each by itself",
     ),
     "param = again(param)": ("again(x - 1)", "'again' calls itself, directly or through others"),
-    "param = other(param)": ("other(x + 1)", "'other' calls itself"),
     "param = wrong(param)": ("x.sqrt", r"no 'sqrt'; call sqrt\(…\) \(called by line \d+ of the rule 'f'\)"),
     "param = short(param)": ("short(param)", "'<lambda>' is no function that can be traced"),
     "param = two(param, 1)": ("two(param, 1)", r"TypeError: two\(\) takes 1 positional argument but 2"),
     "a, b = two(two(param)[0])[:1]": ("a, b", "not enough values to unpack"),
     "param = functools.partial(max)([param, grad])": ("functools.partial(max)([param, grad])", TRUTH),
     "param = first(param)": ("yield x", "runs once, to be traced"),
-    "global TENSOR": ("global TENSOR", "runs once, to be traced"),
-    "import os": ("import os", "runs once, to be traced"),
-    "class A: pass": ("class A: pass", "runs once, to be traced"),
     "with param: pass": ("with param: pass", "runs once, to be traced"),
     "try: param = float(lr)\n    except TypeError: param = 0": (
         "try: param = float(lr)",
         "runs once, to be traced",
     ),
-    "match param:\n        case float(): param = 0": ("match param:", "runs once, to be traced"),
     "return param": ("return param", "one 'return', which comes last; .*'a if test else b'"),
     "for i in range(10**9): grad = param + i % 7": ("param + i % 7", "more than 10000 operations"),
     "for i in range(9999): grad = grad * 2 + 1": ("grad * 2", "more than 10000 operations"),
@@ -183,13 +153,11 @@ ENDS = {
     "return two(param)": ("return two(param)", "returns 2 values; assign them to parameters, and return these by name"),
     "both = two(param)\n    return both": ("return both", "returns 2 values; assign them"),
     "param = two(param)\n    return param": ("return param", "returns 2 values for one parameter"),
-    "param = two(grad)\n    return param, grad": ("return param, grad", "returns 2 values for one parameter"),
     "param = None\n    return param": ("return param", "None where a number is needed"),
     "param = grad\n    return": ("return", "ends with 'return' of the new values, not with 'return'"),
     "param = 2 * grad": ("param = 2 * grad", "ends with 'return' of the new values, not with 'param = 2 . grad'"),
     "if lr > 1:\n        return param": ("return param", "one 'return', which comes last"),
     "lr = lr * param\n    return param, lr": ("return param, lr", "'lr' is one number for all elements; .*tensor's"),
-    "lr = lr / 2\n    lr = max(lr, abs(param))\n    return param, lr": ("return param, lr", "'lr' is one number"),
 }  # fmt: skip
 REFUSED |= {
     body: (f"def f(param, grad, *, lr, scale=1.0):\n    {body}\n", mark, text) for body, (mark, text) in ENDS.items()
@@ -205,12 +173,9 @@ REFUSED |= {
 #: What is returned of (param, grad, m, v), by position.
 POSITIONS = {
     "return param - lr * grad, v": ("param - lr * grad", r"2 values; .* by position \('param', 'm', 'v'\)"),
-    "return param - lr * grad, grad, m, v": ("param - lr * grad", "returns 4 values"),
     "return param - lr * grad, v, m": ("v", "returns 'v' in the place of 'm'; .*: write 'm = …'"),
     "return param - lr * grad, grad, v": ("grad", "returns 'grad' in the place of 'm'"),
-    "return param - lr * grad, m, lr": ("lr", "returns 'lr' in the place of 'v'"),
     "return param, *two(m)": ("*two(m)", "returns 2 values"),
-    "return param, m, *two(v)": ("*two(v)", "returns 3 values"),
 }
 REFUSED |= {
     body: (f"def f(param, grad, m, v, *, lr):\n    {body}\n", mark, text) for body, (mark, text) in POSITIONS.items()
@@ -222,8 +187,6 @@ REFUSED["mode"] = ("def f(a, *, mode='fast'):\n    return a\n", "mode", "the def
 #: What the caret marks from Python 3.12 on, whose code knows the places of a test and of a replacement field.
 SINCE_312 = {
     "if lr > 1: param = grad": "lr > 1",
-    "while param > 1: param = param / 2": "param > 1",
-    "assert lr > 0": "lr > 0",
     'f"{lr:.3}"': "{lr:.3}",
 }
 

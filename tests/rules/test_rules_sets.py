@@ -125,16 +125,6 @@ def test_a_second_bias_correction_of_zero_is_infinite() -> None:
     assert np.isinf(subject.uniform_sets({**scalars, "step": np.arange(1.0, 20)})).any(axis=1).all()
 
 
-def test_what_is_missing_or_unknown_is_named() -> None:
-    subject = RULES["adamw"]
-    scalars = {**scalars_for(subject), "step": np.arange(1.0, 20)}
-    with pytest.raises(TypeError, match=r"unknown \['rate'\]"):
-        subject.uniform_sets({**scalars, "rate": 1.0})
-    del scalars["lr"]
-    with pytest.raises(TypeError, match=r"missing \['lr'\]"):
-        subject.uniform_sets(scalars)
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_parameters_of_many_step_counts_are_updated_as_torch_does(groups: int) -> None:
     """Twenty counts in each group and one alone, in one launch."""

@@ -7,19 +7,15 @@ import ctypes
 import enum
 import functools
 import mmap
-import shutil
-import subprocess
 import sys
 import threading
 import weakref
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from children import python
 from gpu_support import count_held
 
 from pagedopt.paging.budget import Budget
@@ -98,54 +94,6 @@ def test_host_pages_are_what_the_driver_says(bindings: str, monkeypatch: pytest.
 
 # ---- the bindings that are installed, over a library in the driver's place ----
 
-LIBRARY = r"""
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <string.h>
-extern "C" {
-int cuGetProcAddress_v2(const char* name, void** function, int, unsigned long long, int* status) {
-    Dl_info self;
-    dladdr((void*)cuGetProcAddress_v2, &self);
-    *function = dlsym(dlopen(self.dli_fname, RTLD_NOLOAD | RTLD_NOW), name);
-    if (status) *status = *function ? 0 : 1;
-    return *function ? 0 : 500;
-}
-int cuGetProcAddress(const char* name, void** function, int version, unsigned long long flags) {
-    return cuGetProcAddress_v2(name, function, version, flags, 0);
-}
-int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
-int cuDeviceGet(int* device, int index) { *device = index; return 0; }
-int cuDeviceGetAttribute(int* value, int attribute, int) {
-    const char* answer = getenv("ANSWER");
-    if (attribute == 145 && strcmp(answer, "0") && strcmp(answer, "1")) return !strcmp(answer, "invalid") ? 1 : 999;
-    *value = attribute == 145 ? atoi(answer) : 1;
-    return 0;
-}
-int cuGetErrorString(int, const char** text) { *text = "as asked for"; return 0; }
-}
-"""
-ASK = """
-import os
-from pagedopt.system import driver
-for device, answer in enumerate(("1", "0", "invalid", "unknown")):
-    os.environ["ANSWER"] = answer
-    try:
-        print(answer, driver.capabilities(device).host_pages)
-    except driver.CudaError as error:
-        print(answer, error.code)
-"""
-SAID = ["1 True", "0 False", "invalid False", "unknown CUDA_ERROR_UNKNOWN"]
-
-
-def test_the_installed_bindings_pass_the_number_on(tmp_path: Path) -> None:
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    if (compiler := shutil.which("g++")) is None:
-        pytest.skip("g++ is not installed")
-    (tmp_path / "cuda.cpp").write_text(LIBRARY)
-    command = [compiler, "-shared", "-fPIC", "cuda.cpp", "-o", "libcuda.so.1", "-ldl"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    assert python("-c", ASK, fresh=True, LD_LIBRARY_PATH=str(tmp_path)).splitlines() == SAID
-
 
 # ---- stand-ins ----
 
@@ -173,11 +121,6 @@ def test_a_stand_in_without_room_gives_way_to_the_next(small_card: None) -> None
         arena = choose.create([100_000], [4, 4], CUDA, "mapped", Budget(0))
     assert arena is not None
     assert (arena.name, bool(arena.tensor.any())) == ("host", False)
-
-
-def test_a_placement_asked_for_by_name_keeps_its_refusal(small_card: None) -> None:
-    with pytest.raises(MemoryError, match=r"bytes of managed memory asked for.*the limit is 25% of that"):
-        choose.create([100_000], [4, 4], CUDA, "managed", Budget(0))
 
 
 # --- calls of the driver that are made in one: their order, and the first that is refused -----------------------------

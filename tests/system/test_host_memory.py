@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import assert_has
-from file_support import mapping_rss, mappings
 
 from pagedopt.system import host, libc
 from pagedopt.system.host import Room, available, check_disk, check_host, resident_bytes, rooms
@@ -209,29 +208,3 @@ def test_cached_pages_of_a_file_count() -> None:
         file.flush()
         view = np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
         assert resident_bytes(view.ctypes.data, view.nbytes) == 8 * libc.PAGE
-
-
-SMAPS = """\
-7f10000000-7f10004000 rw-p 00000000 00:00 0          [heap: odd name]
-Size:                 16 kB
-Rss:                   8 kB
-VmFlags: rd wr mr
-7f10004000-7f10008000 rw-s 00000000 00:06 11    /dev/some-device
-Size:                 16 kB
-Rss:                  12 kB
-AnonHugePages:         4 kB
-"""
-
-
-def test_mappings_are_read_with_their_resident_size() -> None:
-    found = list(mappings(SMAPS.splitlines(keepends=True)))
-    assert found == [(0x7F10000000, 0x7F10004000, 8192), (0x7F10004000, 0x7F10008000, 12288)]
-
-
-def test_mappings_that_touch_a_range_are_added_up() -> None:
-    room = np.frombuffer(mmap.mmap(-1, 64 * libc.PAGE), np.uint8)  # shared, so that it is a mapping of its own
-    assert mapping_rss(room.ctypes.data, room.nbytes) == 0
-    room[: 20 * libc.PAGE] = 1
-    assert mapping_rss(room.ctypes.data, room.nbytes) == 20 * libc.PAGE
-    assert mapping_rss(room.ctypes.data + 40 * libc.PAGE, libc.PAGE) == 20 * libc.PAGE, "a mapping counts whole"
-    assert mapping_rss(room.ctypes.data - 1, 1) != 20 * libc.PAGE

@@ -7,8 +7,6 @@ import pickle
 import resource
 import shutil
 import stat
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -108,7 +106,6 @@ def test_what_we_make_is_for_us_alone_whatever_the_umask(place: Path, umask: int
 #: What to set, by what is wrong with it.
 USELESS = {
     "no home": {"HOME": "/dev/null"},
-    "home of no use": {"HOME": "/proc"},  # nothing can be made there, by root neither
     "no XDG": {"XDG_CACHE_HOME": "/dev/null"},
     "read-only": {"PAGEDOPT_CACHE_DIR": "/proc/cache"},
     "path too long": {"PAGEDOPT_CACHE_DIR": "/" + "/".join(["a" * 200] * 30)},
@@ -128,9 +125,8 @@ def test_where_nothing_can_be_kept_there_is_one_warning(
     assert not list((place / "tmp").iterdir())
 
 
-def linked(place: Path, dangling: bool = False) -> Path:
-    if not dangling:
-        (place / "real").mkdir(mode=0o700)
+def linked(place: Path) -> Path:
+    (place / "real").mkdir(mode=0o700)
     (place / "cache").symlink_to(place / "real")
     return place / "cache"
 
@@ -151,14 +147,12 @@ FOLDERS: dict[str, tuple[Callable[[Path], Path], int | None, str]] = {
     "not root's": (lambda place: own(place / "cache", 1, 0o777), 0, "belongs to user 1, not to 0"),
     "as /tmp": (lambda place: place / "tmp", None, "tmp is open to everybody"),  # root must not close it
     "a link": (linked, None, "cache is a symbolic link; name"),
-    "a dangling link": (lambda place: linked(place, dangling=True), None, "cache is a symbolic link; name"),
     "in a usual home": (in_a_home(0o755), NOBODY, ""),
     "sticky": (in_a_home(0o1777), NOBODY, ""),
     "in a home of all": (in_a_home(0o777), NOBODY, OTHERS.format(777)),
     "in a home of a group": (in_a_home(0o775), NOBODY, OTHERS.format(775)),
     # A group with the number of the user is the user's own: where groups are made so, a umask of 002 is usual.
     "in a home of its own group": (in_a_home(0o775, NOBODY), NOBODY, ""),
-    "in a home of all and its group": (in_a_home(0o777, NOBODY), NOBODY, OTHERS.format(777)),
 }
 
 
@@ -186,34 +180,6 @@ def test_a_folder_that_may_not_be_written_is_read_and_not_changed(place: Path) -
     cache.chmod(0o500)
     assert in_child(use, NOBODY) == RIGHT
     assert files(cache) == before
-
-
-def test_a_full_disk_is_no_error(place: Path) -> None:
-    """One of a single page, which is less than a kernel takes."""
-    (place / "cache").mkdir(mode=0o700)
-    script = f"mount -t tmpfs -o size=4k,mode=700 none {place / 'cache'} && exec {sys.executable} -c '{SCRIPT}'"
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-        pytest.skip("no file system can be mounted here")
-    environment = {**os.environ, "TMPDIR": str(place / "tmp")}
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], env=environment, capture_output=True, text=True, check=True
-    )
-    values, told = done.stdout.splitlines()
-    assert (values, told.count("PAGEDOPT_CACHE_DIR")) == ("[1.5, -4.0]", 1)
-    assert "No space left on device" in told
-
-
-SCRIPT = """
-import warnings, torch
-from pagedopt import multi_tensor_apply
-from pagedopt.rules import RULES
-with warnings.catch_warnings(record=True) as told:
-    warnings.simplefilter("always")
-    x = torch.tensor([3.0, -8.0])
-    multi_tensor_apply(RULES["mul_scalar"], [[x]], {"scalar": 0.5})
-print(x.tolist())
-print(*[w.message for w in told])
-"""
 
 
 def test_where_no_file_can_grow_kernels_work(place: Path) -> None:

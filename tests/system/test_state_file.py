@@ -29,15 +29,6 @@ pytestmark = pytest.mark.usefixtures("folder")
 # ---- the end ----
 
 
-def test_creating_and_deleting_leaves_nothing(folder: Path) -> None:
-    before = open_files(folder), mapped(folder), file_support.process_bytes("VmRSS")
-    for _ in range(30):
-        step(small(5))
-    gc.collect()
-    assert (open_files(folder), mapped(folder)) == before[:2]
-    assert file_support.process_bytes("VmRSS") - before[2] < 8 * MIB
-
-
 def test_an_interrupt_while_a_state_file_ends_comes_behind_that(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, unmap, before = StateFile(folder, MIB), libc.unmap, open_files(folder)
 
@@ -71,13 +62,6 @@ file = StateFile(Path(sys.argv[1]), 4096)
 def test_a_function_that_runs_at_exit_finds_the_file_open(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", LATE, str(folder)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_no_file_can_be_seen_while_it_is_in_use(folder: Path) -> None:
-    memory = small()
-    assert not os.listdir(folder)
-    assert open_files(folder) >= 1
-    del memory
 
 
 def test_a_killed_process_leaves_no_file(folder: Path) -> None:

@@ -64,19 +64,6 @@ def test_chunks_cover_every_element_once(case: tuple[list[int], int]) -> None:
     assert_covered_once(numels, cut, chunk_numel)
 
 
-def test_the_default_cut_of_a_huge_tensor_stays_64_bit() -> None:
-    """Sums past 2**32 and an offset past 2**31, in the chunks that a launch would really use."""
-    numels = [HUGE, HUGE, 1]
-    geometry = choose_geometry(numels)
-    cut = chunks(numels, geometry.chunk_numel)
-    per_row = -(-HUGE // geometry.chunk_numel)
-    assert len(cut) == 2 * per_row + 1
-    assert cut[per_row - 1].tolist() == (0, (per_row - 1) * geometry.chunk_numel)
-    assert cut[per_row].tolist() == (1, 0)
-    assert int(cut["offset"].max()) >= 2**31
-    assert (np.diff(cut["offset"][:per_row]) == geometry.chunk_numel).all()
-
-
 @given(st.one_of(ORDINARY, VAST))
 def test_geometry_fits_the_kernels(numels: list[int]) -> None:
     geometry = choose_geometry(numels)
@@ -152,13 +139,6 @@ def test_chunks_are_listed_only_where_they_say_more_than_the_rows(
     assert int(table.header()["chunks"][0]) == (rows_end if listed else -1)
     if not listed:
         assert table.chunks.tolist() == [(row, 0) for row in range(len(numels))]
-
-
-def test_a_row_of_any_number_of_lists_is_packed() -> None:
-    for lists in range(1, 9):
-        row = row_dtype(lists)
-        assert row.itemsize == WORD * (lists + 2)
-        assert [row.fields[name][1] for name in ("address", "numel", "set")] == [0, WORD * lists, WORD * (lists + 1)]
 
 
 def test_stamps_say_what_changed() -> None:
@@ -242,16 +222,6 @@ def test_batches_of_a_tensor_beyond_32_bits(words: int) -> None:
     assert len(found) > 1 or words > 2000
 
 
-@pytest.mark.parametrize("words", LIMITS)
-@pytest.mark.parametrize("spare", [0, 1, 2])
-def test_a_table_at_the_limit_is_one_batch(words: int, spare: int) -> None:
-    """Rows of 3 words, and chunks of 2 where one row has none: the last tensor that fits, and one more."""
-    for size, empty in ((5, [0]), (3, [])):
-        count = (words - spare) // size
-        assert len(check_batches(HostTable(1, [1] * count + empty, 0, 1), words)) == 1
-        assert len(check_batches(HostTable(1, [1] * (words // size + 1) + empty, 0, 1), words)) == 2
-
-
 def test_a_row_of_absent_tensors_travels_with_its_chunks() -> None:
     table = HostTable(1, [5, 5, 5])
     table.rows["numel"][1] = 0  # absent now; the chunks were cut when it was there
@@ -266,13 +236,6 @@ def test_what_cannot_hold_one_row_is_refused() -> None:
     assert len(list(batches(table, least))) == 1
     with pytest.raises(ValueError, match="another transport or fewer sets"):
         list(batches(table, least - 1))
-
-
-def test_an_empty_table_needs_no_launch() -> None:
-    for numels in ([], [0, 0]):
-        table = HostTable(2, numels, 1)
-        assert len(table.chunks) == 0
-        assert list(batches(table, LIMITS[0])) == []
 
 
 @given(ORDINARY, st.integers(1, 40), st.data())
@@ -351,27 +314,6 @@ def compile_with(extra: str, text: str | None = None) -> None:
 
 def test_structs_are_laid_out_alike_on_both_sides() -> None:
     compile_with(assertions())
-
-
-@pytest.mark.parametrize(
-    ("line", "broken"),
-    [
-        ("long long count;", "int count;"),
-        ("long long rows; ", "long long pad, rows; "),
-        ("long long row, offset;", "long long offset, row;"),
-        ("long long row, offset;", "int row; long long offset;"),
-        ("word address[LISTS];\n    long long numel;", "long long numel;\n    word address[LISTS];"),
-        ("long long set;", "int set;"),
-        ("const word* words;\n    Header header;", "Header header;\n    const word* words;"),
-        ("word words[(BYTES - sizeof(Header)) / sizeof(word)];", "word words[BYTES / sizeof(word)];"),
-        ("constexpr int BLOCK = 512;", "constexpr int BLOCK = 256;"),
-    ],
-)
-def test_a_struct_that_differs_is_noticed(line: str, broken: str) -> None:
-    text = source.text(None)
-    assert line in text, "the source has changed: plant this bug anew"
-    with pytest.raises(nvrtc.CompileError, match="static assertion"):
-        compile_with(assertions(), text.replace(line, broken))
 
 
 @pytest.mark.parametrize("nbytes", ARGUMENT_BYTES)

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_ins import raising
 
-from pagedopt.system import driver
 from pagedopt.transports.by_value import ARGUMENT_BYTES, HybridTransport, StructTransport
 from pagedopt.transports.choose import TRANSPORTS
 from pagedopt.transports.ring import RING_SIZE, ManagedTransport, MemcpyTransport
@@ -83,17 +82,6 @@ def test_memcpy_sends_what_changed_and_no_more(cuda: Tables) -> None:
             cuda.run(way, table, 7)
         cuda.drain(7)
         assert way.copied_bytes - sent == RING_SIZE * 8 * words, what
-
-
-@in_memory
-def test_the_ring_is_dangerous_without_its_events(cuda: Tables, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hazard is real: with waiting switched off, a launch finds the words of a later one."""
-    way, table = TRANSPORTS[name](0), filled([5, 3000])
-    monkeypatch.setattr(driver.Event, "wait", lambda self: None)
-    cuda.run_changed(way, table, RING_SIZE + 1)
-    with pytest.raises(AssertionError, match=r"(?s)(?=.*nothing orders the two).*rewritten under a launch"):
-        cuda.drain(7)
-    cuda.card.order.faults.clear()
 
 
 @in_memory

@@ -1,6 +1,6 @@
 """Notes that are made of the package: ``methods.md``, ``options.md`` and the table of ``optimizers.md``.
 
-PYTHONPATH=.:tests/helpers python -m tests.optim.pages writes them anew.
+python scripts/notes_made.py        # writes them anew
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from paths import ROOT
 
 from pagedopt import MemoryReport, PagedOptimizer
 from pagedopt.formats.choice import Choice, State
@@ -27,6 +26,7 @@ from pagedopt.optim.registry import OPTIMIZERS, RULE_NAMES
 from pagedopt.optim.rule_optimizer import LARGE
 from pagedopt.rules import RULES, Rule
 
+ROOT = Path(__file__).resolve().parents[1]
 #: The sections of docstrings.  Arguments, errors and examples are for ``help()`` and the site's page of public names.
 _HEAD = re.compile("(Args|Attributes|Raises|Returns|Example):")
 _LEFT_OUT = ("Args", "Raises", "Example")
@@ -113,7 +113,7 @@ def _wrapped(text: str, first: str = "", later: str = "") -> str:
 _OF_METHODS = """\
 # Methods of every optimizer
 
-Made by `tests/optim/pages.py` of docstrings; do not edit. Arguments, errors and examples:
+Made by `scripts/notes_made.py` of docstrings; do not edit. Arguments, errors and examples:
 `help(pagedopt.PagedAdamW.attach)`, or the page of public names on the site (`make docs`). Methods of torch's optimizers
 are the same and, but for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more
 on `attach`.
@@ -159,7 +159,7 @@ def methods() -> str:
 _OF_OPTIONS = """\
 # Options of every optimizer
 
-Made by `tests/optim/pages.py` of `pagedopt/optim/options.py`; do not edit. They are keywords of every
+Made by `scripts/notes_made.py` of `pagedopt/optim/options.py`; do not edit. They are keywords of every
 optimizer, as in `PagedAdamW(params, lr=1e-3, device_budget="2GiB")`; to a type checker they are `pagedopt.Options`.
 None of them but the first five and `max_grad_norm` changes a bit of a step. [paged_state.md](paged_state.md) measures
 what they cost.
