@@ -145,7 +145,7 @@ def program(capsys: pytest.CaptureFixture[str]) -> Program:
 
 @pytest.fixture(autouse=True)
 def staged(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How staged steps go: ``graph`` as they are, ``calls`` if :data:`staged.both_ways` says so."""
+    """How staged steps go: ``graph`` as they are, ``calls`` if :data:`often.both_ways` says so."""
     way: str = getattr(request, "param", "graph")
     # Without the fixture monkeypatch: all tests would undo theirs behind all other fixtures.
     with mock.patch.dict(os.environ, PAGEDOPT_STAGED=way) if way == "calls" else contextlib.nullcontext():

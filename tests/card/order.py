@@ -106,6 +106,7 @@ class Order:
         self.clocks: dict[int, Clock] = defaultdict(dict)  # of what a stream is given next
         self.queues: dict[int, deque[Operation]] = defaultdict(deque)
         self.done: Clock = defaultdict(int)
+        self._over: Clock = {}  # what was done when the host waited for everything: all that comes is behind it
         self.captures: dict[int, Graph] = {}
         self.faults: list[str] = []
         self._streams, self._runs = 0, False
@@ -125,7 +126,7 @@ class Order:
             graph.calls.append((stream, what, work))
             return
         clock = self.behind(stream)
-        clock[stream] = clock.get(stream, 0) + 1
+        clock[stream] = max(clock.get(stream, 0), self.done[stream]) + 1
         self.queues[stream].append(Operation(dict(clock), what, work))
         if self.early:
             self.run()
@@ -150,7 +151,8 @@ class Order:
         elif stream in self.captures:
             self.faults.append("a stream that is being captured waits for work outside of the capture")
         else:
-            join(self.behind(stream), event.clock)
+            over = self._over
+            join(self.behind(stream), {s: number for s, number in event.clock.items() if number > over.get(s, 0)})
 
     def wait(self, clock: Clock | None = None) -> None:
         """Let the host wait; None: for everything, and what was done so far then is behind nobody any more."""
@@ -159,8 +161,9 @@ class Order:
         join(self.clocks[HOST], goal)
         if clock is None and not any(self.queues.values()):
             self._seen.clear()  # what was freed is not allocated: ``Memory.check`` finds who touches it
-            for stream, known in self.clocks.items():
-                self.clocks[stream] = {stream: known[stream]} if stream in known else {}
+            self._over, host = dict(self.done), self.clocks[HOST].get(HOST, 0)
+            self.clocks.clear()
+            self.clocks[HOST] = {HOST: host}
 
     def host(self, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> None:
         """Note what the host does itself."""

@@ -72,11 +72,6 @@ class Run:
         if self.card is not None:
             optimizer.attach(model, **how)
 
-    def wait_for_all(self) -> None:
-        """Let the host wait for the whole card."""
-        if self.card is not None:
-            self.card.order.wait()
-
     def backward(self, model: nn.Module) -> torch.Tensor:
         """Of a loss on new numbers, which is returned."""
         loss: torch.Tensor = model(self.numbers(4, WIDTH)).square().mean()

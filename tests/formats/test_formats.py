@@ -11,7 +11,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import sixteen_oracle as oracle
 import torch
 from formats_under_test import TwoHalves
 from int8_oracle import Draw
@@ -27,6 +26,7 @@ from pagedopt.formats.floating import CHOICES, StateFormat, check_format, chosen
 from pagedopt.formats.format import FUNCTIONS
 from pagedopt.formats.sixteen import DRAWN, SPLIT, ParameterFormat
 from pagedopt.kernels import numba_numbers
+from tests.formats import sixteen_oracle as oracle
 
 STATES = ("exp_avg", "exp_avg_sq")
 

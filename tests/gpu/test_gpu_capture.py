@@ -152,11 +152,6 @@ def test_a_whole_iteration_is_captured() -> None:
     assert same(list(eager[0].parameters()), list(replayed[0].parameters()))
 
 
-def test_nadam_s_own_numbers_lie_on_the_device() -> None:
-    params, optimizer = begun(KINDS["nadam"])
-    assert all(optimizer.state[p]["mu_product"].is_cuda for p in params)
-
-
 # --- what cannot be captured, or not yet, and what is said then -------------------------------------------------------
 
 
@@ -196,13 +191,6 @@ def test_what_is_refused_steps_afterwards(name: str) -> None:
         optimizer.step()
     torch.cuda.synchronize()
     optimizer.step()
-
-
-def test_torch_refuses_a_group_that_is_not_capturable_too() -> None:
-    theirs = with_gradients(parameters(), torch.optim.AdamW)
-    theirs.step()
-    with pytest.raises(RuntimeError, match="Attempting CUDA graph capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        theirs.step()
 
 
 def test_eager_steps_are_warned_of_once_where_torch_does() -> None:

@@ -13,9 +13,8 @@ import pytest
 import torch
 from children import python
 from command_line import assert_has
-from gpu_support import launching, settled
+from gpu_support import launching, least, settled
 from optim_support import step_on_ones
-from watched import least
 
 from pagedopt import PagedAdamW, Rates, estimate
 from pagedopt.commands.main import main

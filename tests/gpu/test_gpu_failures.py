@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from gpu_support import NEEDED, all_of_the_card_in_the_end, assert_clean, everything, parameters, same, steps, trained
+from often import call_by_call
 from optim_support import ADAMW
-from staged import call_by_call
 from stand_ins import raising
 
 from pagedopt import PagedAdamW

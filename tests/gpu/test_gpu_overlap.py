@@ -14,8 +14,8 @@ import pytest
 import torch
 from children import python
 from gpu_support import NEEDED, deterministic_attention, no_synchronizing, settled
+from often import both_ways
 from overlapped import Ended, Loop, agree, run
-from staged import both_ways
 from torch import nn
 
 from pagedopt.optim.overlap import side_stream

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_support import NEEDED, all_of_the_card_in_the_end, everything, parameters, same, settled, steps, trained
+from gpu_support import NEEDED, all_of_the_card_in_the_end, everything, least, parameters, same, settled, steps, trained
 from optim_support import ADAMW
-from watched import least
 
 from pagedopt import PagedAdamW, run_with_room
 from pagedopt.paging import policy

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cache_support import in_child
+from forks import in_child
 from support import F32, lists_for, same_bits, scalars_for, threads
 
 from pagedopt import Sweep, multi_tensor_apply

@@ -15,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_texts import instance
 from often import long_but
-from prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_bits
-from prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of
 from support import F32
 
 from pagedopt.kernels import cuda, nvrtc, source
@@ -24,6 +22,8 @@ from pagedopt.kernels.cuda import PROLOGUE_AT, PROLOGUE_BLOCK
 from pagedopt.rules import RULES, Rule, rule
 from pagedopt.system import internals
 from tests.card.kernels import build
+from tests.kernels.prologue_rows import UNTOUCHED, Launch, Rows, check_runs, mixed_rows, same_bits
+from tests.kernels.prologue_rules import EXACT, SUBJECTS, common_sets, raising, sets_of
 
 ALL = {**SUBJECTS, "raising": raising, "square_root": RULES["square_root"]}
 

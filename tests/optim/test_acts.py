@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from cache_support import in_child
+from forks import in_child
 from gpu_support import DEVICES
 from often import MARKS, long_but
 from optim_support import same, stepped

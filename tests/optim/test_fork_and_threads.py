@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
 import copy
 import io
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from held import forked, held_by_another, together
+from forks import in_child
 from optim_support import bits, same
 from shots import interrupted
 from stand_ins import refusal
@@ -32,6 +33,46 @@ def trained(placement: str) -> Stage:
     stage = Stage(Scene("state_dict", placement))
     stage.ready()
     return stage
+
+
+def together(*acts: Callable[[], Any]) -> list[BaseException]:
+    """What the acts raise, each in a thread of its own."""
+    raised: list[BaseException] = []
+    barrier = threading.Barrier(len(acts))
+
+    def run(act: Callable[[], Any]) -> None:
+        barrier.wait()
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+@contextlib.contextmanager
+def held_by_another(lock: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """A block in which a thread of its own holds ``lock``; a child that is forked there has no such thread."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("placement", ["resident", "spilled", "half"])
@@ -54,7 +95,7 @@ def test_a_forked_child_may_not_write_what_its_parent_sees(placement: str) -> No
         done = all(map(torch.equal, copies, twin.params)) and bool(str(opt.memory_report()))
         return done and set(refused) == {placement != "resident"}
 
-    assert forked(child)
+    assert in_child(child)
     assert is_same(stage.values(), before, False)
     for each in (stage, twin):
         each.optimizer.step()
@@ -180,7 +221,7 @@ def test_a_forked_child_finds_the_turn_open() -> None:
     opt, _ = begun()
     opt.step()
     with held_by_another(opt._lock()):
-        assert forked(opt.state_dict)
+        assert in_child(opt.state_dict)
 
 
 def test_a_turn_is_one_lock_that_its_thread_takes_again() -> None:

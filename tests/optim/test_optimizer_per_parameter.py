@@ -16,8 +16,7 @@ import pytest
 import torch
 from children import python
 from file_support import MIB, open_files
-from gpu_support import NEEDED
-from watched import least
+from gpu_support import NEEDED, least
 
 from pagedopt import PagedAdamW
 from pagedopt.optim import class_checks

@@ -38,7 +38,6 @@ from shots import (
 )
 from stand_ins import raising, refusal
 from torch import nn
-from within import Held, adamw, arrive, bits, gradient, held, same
 
 from pagedopt.optim.launch import Work
 from pagedopt.optim.overlap import everyone
@@ -49,6 +48,7 @@ from pagedopt.optim.overlap.within import Within
 from pagedopt.optim.pending import Pending
 from pagedopt.optim.queue import QueuedStep
 from pagedopt.placements.file import FileArena, FileMover
+from tests.optim.within_toys import Held, adamw, arrive, bits, gradient, held, same
 
 pytestmark = [
     pytest.mark.timeout(7200 if EVERY else 110),

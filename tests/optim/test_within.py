@@ -16,12 +16,25 @@ import pytest
 import torch
 from overlapped import Loop, carriers, run
 from torch import nn
-from within import SHAPES, Act, Held, adamw, arrive, assert_same_bits, attached, bits, gradient, held, same, trained
 
 from pagedopt import PagedNAdam
 from pagedopt.optim.overlap import cycle
 from pagedopt.placements.file import FileArena
 from tests.optim.overlapped_loops import LOOPS, loop_of, often_and_long
+from tests.optim.within_toys import (
+    SHAPES,
+    Act,
+    Held,
+    adamw,
+    arrive,
+    assert_same_bits,
+    attached,
+    bits,
+    gradient,
+    held,
+    same,
+    trained,
+)
 from tests.outside.rule import Tempered
 from tests.specs import BF16, CASES, F32, F64, Case
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from held import forked
+from forks import in_child
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from within import adamw, arrive, attached, bits, gradient, held, same, trained
 
 from pagedopt import PagedAdamW
 from tests.optim.test_within import ALL, by_hand
+from tests.optim.within_toys import adamw, arrive, attached, bits, gradient, held, same, trained
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.filterwarnings("ignore:Using backward.. with create_graph")]
 
@@ -275,7 +275,7 @@ def test_a_fork_in_the_middle_of_a_step() -> None:
             opt.step()
         return True
 
-    assert forked(child)
+    assert in_child(child)
     arrive(model, 0, ALL[-3::-1])
     opt.step()
 

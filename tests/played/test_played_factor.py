@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged import both_ways
+from often import both_ways
 
 from tests.card.card import Card
 from tests.card.runs import Ends, Run, ends_of, played, some_orders

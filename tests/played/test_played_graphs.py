@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged import both_ways
+from often import both_ways
 from torch import nn
 
 from pagedopt.common.patience import Patience
@@ -105,7 +105,6 @@ def test_an_error_behind_the_launch_damages(run: Run) -> Ends:
     with run.refused("cuEventRecord", error=Result.CUDA_ERROR_UNKNOWN, behind="cuGraphLaunch"), error:
         run.step(params, optimizer)
     assert bool(optimizer.damaged) == (run.card is not None)
-    run.wait_for_all()
     return [p.detach().cpu() for p in params]
 
 

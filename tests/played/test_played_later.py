@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from staged import both_ways
+from often import both_ways
 from torch import nn
 
 from pagedopt.placements.movers import Ring, StagedMover

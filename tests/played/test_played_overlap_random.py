@@ -74,14 +74,12 @@ def grow(run: Run, net: Net, optimizer: Any) -> None:
 
 
 def attach_again(run: Run, net: Net, optimizer: Any) -> None:
-    if run.card is not None:
-        optimizer.detach()
-        optimizer.attach(net)
+    optimizer.detach()
+    run.attach(optimizer, net)
 
 
 def budget(run: Run, net: Net, optimizer: Any) -> None:
-    if run.card is not None:
-        optimizer.set_device_budget("8KiB" if net.calls % 2 else 0)
+    optimizer.set_device_budget("8KiB" if net.calls % 2 else 0)
 
 
 def clear_hooks(run: Run, net: Net, optimizer: Any) -> None:
@@ -115,9 +113,8 @@ def act_of(seed: int, graphs: bool) -> Callable[[Run], Ends]:
         options = rng.choice([{}, {}, {"state_format": "int8"}, {"max_grad_norm": 0.1}, {"state_format": "bfloat16"}])
         net = Net(rng).to(run.device)
         optimizer = run.adamw(net.parameters(), device_budget=0, **options)
-        if run.card is not None:
-            optimizer.store.graphs.wanted = graphs
-            optimizer.attach(net)
+        optimizer.store.graphs.wanted = graphs
+        run.attach(optimizer, net)
         losses = []
         for _ in range(rng.randint(3, 7)):
             for _ in range(rng.choice([1, 1, 2])):
@@ -129,8 +126,7 @@ def act_of(seed: int, graphs: bool) -> Callable[[Run], Ends]:
             optimizer.step()
             optimizer.zero_grad()
             rng.choice(ACTS)(run, net, optimizer)
-        if run.card is not None:
-            optimizer.wait()
+        optimizer.wait()
         return [
             *(loss.cpu() for loss in losses),
             *ends_of((p for p in net.parameters() if p in optimizer.state), optimizer),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from often import long_but
-from staged import both_ways
+from often import both_ways, long_but
 from support import BF16, F32
 
 from pagedopt import ema

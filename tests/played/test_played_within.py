@@ -48,8 +48,7 @@ def train(
     model = make(width).to(run.device)
     optimizer = run.adamw(model.parameters(), **options)
     losses = []
-    if run.card is not None:
-        optimizer.attach(model, overlap="backward")
+    run.attach(optimizer, model, overlap="backward")
     for number in range(4):
         before(run, model, optimizer, number)
         loss = part(model, number)(run.numbers(4, width)).square().mean()
@@ -108,7 +107,7 @@ def load(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
 
 def move_to_and_fro(run: Run, model: nn.Module, optimizer: Any, number: int) -> None:
     """The slots are other ones then."""
-    if run.card is not None and number == 2:
+    if number == 2:
         optimizer.set_device_budget(None)
         optimizer.set_device_budget(0)
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
-from cache_support import in_child
 from command_line import assert_has
+from forks import in_child
 
 from pagedopt.kernels import nvrtc
 from pagedopt.system import warn
