@@ -110,7 +110,7 @@ def _wrapped(text: str, first: str = "", later: str = "") -> str:
 
 # --- methods ----------------------------------------------------------------------------------------------------------
 
-_OF_METHODS = """\
+_METHODS_HEAD = """\
 # Methods of every optimizer
 
 Made by `scripts/notes_made.py` of docstrings; do not edit. Arguments, errors and examples:
@@ -118,7 +118,7 @@ Made by `scripts/notes_made.py` of docstrings; do not edit. Arguments, errors an
 are the same and, but for state dicts, not listed. [options.md](options.md) has the options, [hiding.md](hiding.md) more
 on `attach`.
 """
-#: Methods by what they are for; behind one the class of what it returns.
+#: Methods by what they are for; a report's class stands behind the method that returns it.
 PARTS: dict[str, tuple[Any, ...]] = {
     "Memory": (
         PagedOptimizer.memory_report, MemoryReport, PagedOptimizer.set_device_budget, PagedOptimizer.spill,
@@ -144,7 +144,7 @@ PARTS: dict[str, tuple[Any, ...]] = {
 
 def methods() -> str:
     """``notes/methods.md``: what optimizers offer beside torch's, as their docstrings say it."""
-    parts = [_OF_METHODS]
+    parts = [_METHODS_HEAD]
     for heading, things in PARTS.items():
         parts.append(f"## {heading}\n")
         for thing in things:
@@ -184,14 +184,20 @@ def _code(values: str) -> str:
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 _BEGIN, _END = "<!-- begin rules -->\n", "<!-- end rules -->\n"
-_OF_RULES = ("rule", "paper", "state", "float32", "int8", "of a copy")
+_RULE_COLUMNS = ("rule", "paper", "state", "float32", "int8", "of a copy")
 _MEASURED = ROOT / "experiments" / "results" / "every_optimizer-nvidia-h200.json"
 
 
 def _paper_of(rule: Rule) -> str:
-    """What a rule's module names in the first parentheses of its docstring."""
+    """What a rule's module names in the first parentheses of its docstring.
+
+    Raises:
+        ValueError: it names nothing.
+    """
     text = inspect.getdoc(importlib.import_module(rule.function.__module__)) or ""
-    return " ".join(text.partition("(")[2].partition(")")[0].split())
+    if not (paper := " ".join(text.partition("(")[2].partition(")")[0].split())):
+        raise ValueError(f"{rule.function.__module__} begins with {text[:60]!r}; write: Name (Authors year, arXiv:…)")
+    return paper
 
 
 def _bytes_of(rule: Rule, choice: Choice | None) -> str:
@@ -229,7 +235,7 @@ def _rows() -> str:
         papers.add(found)
         stored = _bytes_of(rule, None), _bytes_of(rule, INT8)
         rows.append((f"[{name}](../{file}.py)", paper, states, *stored, measured.get(name, "")))
-    return table(_OF_RULES, rows)
+    return table(_RULE_COLUMNS, rows)
 
 
 def optimizers() -> str:

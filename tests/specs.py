@@ -520,7 +520,15 @@ def _written(
     far: int = 5,
     **about: Any,
 ) -> Spec:
-    """A class that torch does not have; its reference is ``update``, the lines of the paper."""
+    """A class that torch does not have; its reference is ``update``, the lines of the paper.
+
+    Args:
+        options, other: its hyperparameters, and others that a group may have.
+        more: arguments to run it with, too, beside ``options``.
+        begin, least_beta: see :func:`references.written`.
+        far: ulp of the parameter between a step and the reference's.
+        often, about: fields of :class:`Spec`; what is refused follows from ``options``.
+    """
     entry = ENTRIES[name]
     theirs = references.written(entry.optimizer, update, least_beta, **(begin or {}))
     of: Hyper = {"ours": entry.optimizer, "theirs": theirs, "rule": entry.rules[0], "other": other}

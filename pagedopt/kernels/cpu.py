@@ -18,7 +18,7 @@ from ..system.compile_text import load
 from ..system.internals import openmp
 from ..tables.layout import HostTable, Span
 from ..tables.storage import POSITION_WORDS, StorageFormat
-from .cpu_text import MEMBER, sample_source, source, sums_source
+from .cpu_text import TEAM_ENTRY, sample_source, source, sums_source
 from .source import KernelRule
 
 
@@ -44,7 +44,7 @@ def sums_kernel(order: int, form: StorageFormat, threads: int) -> Callable[..., 
     Args:
         threads: see :func:`sums_source`.
     """
-    return _for_threads(_sums_kernel(order, form, threads))
+    return _with_team_entry(_sums_kernel(order, form, threads))
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def kernel(rule: KernelRule, formats: tuple[StorageFormat, ...], scaled: bool = 
     Args:
         scaled: whether gradients are multiplied by a factor (see ``factor.cuh``).
     """
-    return _for_threads(_kernel(rule, formats, scaled))
+    return _with_team_entry(_kernel(rule, formats, scaled))
 
 
 @functools.cache
@@ -82,10 +82,10 @@ def _compiled(text: str, name: str, lists: int, uniforms: int) -> Callable[..., 
     return kernel
 
 
-def _for_threads(kernel: Callable[..., None]) -> Callable[..., None]:
+def _with_team_entry(kernel: Callable[..., None]) -> Callable[..., None]:
     """Compile the entry for teams too if torch uses several threads; not cached, as that number may change."""
     if torch.get_num_threads() > 1:
-        member()
+        team_entry()
     return kernel
 
 
@@ -99,11 +99,11 @@ def run(compiled: Callable[..., None], table: HostTable, span: Span | None = Non
 def walks(compiled: Callable[..., None], table: HostTable, count: int, spans: Iterable[Span | None] = ()) -> Walks:
     """Return the walk of a whole table on ``count`` threads (under None), and those of ``spans``.
 
-    What can fail before a walk, fails here.
+    Errors before the walk are raised here.
     """
-    team = member() if count > 1 else None
+    team = team_entry() if count > 1 else None
     cached: _CachedWalks | None = table.walk
-    if cached is None or cached.kernel is not compiled or cached.member != team or cached.threads != count:
+    if cached is None or cached.kernel is not compiled or cached.team != team or cached.threads != count:
         cached = _CachedWalks(compiled, team, count, {})
         cached.by_span[None] = _choose_walk(cached, table, None)
         table.walk = cached
@@ -123,7 +123,7 @@ class Entry(NamedTuple):
 
 def entry(compiled: Callable[..., None], table: HostTable, count: int) -> Entry | None:
     """Return how compiled code walks all of a table on ``count`` threads; None: torch has no team that we know."""
-    if (team := member()) is None:
+    if (team := team_entry()) is None:
         return None
     if (call := walks(compiled, table, count)[None].team) is not None:
         return Entry(team, call, count)
@@ -131,10 +131,10 @@ def entry(compiled: Callable[..., None], table: HostTable, count: int) -> Entry 
 
 
 class _CachedWalks(NamedTuple):
-    """The cached walks of a table with a kernel on some threads; ``member``: the entry for teams, if there is one."""
+    """The cached walks of a table with a kernel on some threads; ``team``: what :func:`team_entry` returned."""
 
     kernel: Callable[..., None]
-    member: int | None
+    team: int | None
     threads: int
     by_span: Walks
 
@@ -147,11 +147,11 @@ def arguments_of(table: HostTable) -> tuple[Any, ...]:
 def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> Walk:
     """Choose the team, of which a thread always gets the same span (its cache may hold it), or this thread alone."""
     first, last = span or (0, len(table.chunk_words))
-    if cached.member is not None:
+    if cached.team is not None:
         spans = table.shares((first, last), cached.threads, MIN_ELEMENTS)
         if len(spans) > 1:
             call = Call(cached.kernel, table, spans)
-            return Walk(call.on(cached.member, cached.threads), call)
+            return Walk(call.on(cached.team, cached.threads), call)
     return Walk(functools.partial(cached.kernel, *arguments_of(table), first, last))
 
 
@@ -165,17 +165,17 @@ def _choose_walk(cached: _CachedWalks, table: HostTable, span: Span | None) -> W
 MIN_ELEMENTS = 1 << 14
 
 
-def member() -> int | None:
+def team_entry() -> int | None:
     """Return the address of the entry for teams; None: torch has no team here.  The first call compiles it."""
     # A forked child has inherited OpenMP's record of a team, but not its threads: it would wait for them forever.
-    return None if forked or openmp() is None else _member()
+    return None if forked or openmp() is None else _team_entry()
 
 
 @functools.cache
-def _member() -> int:
+def _team_entry() -> int:
     from numba import types
 
-    loaded = load(MEMBER, "member", "pagedopt.kernels.numba_numbers")
+    loaded = load(TEAM_ENTRY, "member", "pagedopt.kernels.numba_numbers")
     loaded.compile((types.int64,))
     (compiled,) = loaded.overloads.values()
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_cfunc_wrapper_name))
@@ -193,7 +193,7 @@ class Call:
 
     def __init__(self, kernel: Callable[..., None], table: HostTable, spans: Sequence[Span]) -> None:
         found = openmp()
-        assert found is not None, "there is a member, so there is a team"
+        assert found is not None, "there is an entry for teams, so there is a team"
         *arrays, chunk_numel = arguments_of(table)
         words = [found.thread_num, found.num_threads, len(spans), chunk_numel, 0]
         for array in arrays:
@@ -201,10 +201,10 @@ class Call:
         self.words = np.array([*words, _address(kernel), spans[0][0], *(last for _, last in spans)], np.int64)
         self.address, self._parallel = self.words.ctypes.data, found.parallel
 
-    def on(self, member: int, count: int) -> Callable[[], object]:
-        """Return the function that runs ``member`` on a team of ``count`` threads; call :meth:`check` after it."""
+    def on(self, entry: int, count: int) -> Callable[[], object]:
+        """Return what runs the entry at an address on a team of ``count`` threads; call :meth:`check` after it."""
         # Threads without a span return at once.  OpenMP would end them if we asked for a smaller team.
-        return functools.partial(self._parallel, member, self.address, count, 0)
+        return functools.partial(self._parallel, entry, self.address, count, 0)
 
     def check(self) -> None:
         """Raise MemoryError if a thread has run out of memory since the last check."""

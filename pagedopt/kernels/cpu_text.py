@@ -13,7 +13,7 @@ from ..tables.storage import POSITION_WORDS, Column, StorageFormat, words_of
 from .source import KernelRule, arithmetic
 
 #: One module for all kernels: the entry for teams.  :class:`~.cpu.Call` writes the words that it reads.
-MEMBER = '''\
+TEAM_ENTRY = '''\
 import numpy as np
 from numba import carray, njit
 from pagedopt.kernels.numba_numbers import asked, pointer, succeeds
@@ -135,7 +135,7 @@ def _source_of_blocks(rule: KernelRule, formats: tuple[StorageFormat, ...], scal
     for i, (form, (word, *_)) in enumerate(zip(formats, words, strict=True)):
         if form.plain:
             arrays.append(_array(word, form.columns[0], form.numba_type))
-            # A slice from 0 on: with an index that may be negative the loop would not become one over vectors.
+            # A slice from 0 on: with an index that may be negative the loop would not be vectorized.
             before.append(f"_q{word} = _p{word}[_b : _b + _live]")
             loads.append(form.numba_load.format(f"_q{word}[_i]"))
             stores.append(f"_q{word}[_i] = " + form.numba_store)
@@ -263,7 +263,7 @@ def _functions(text: str) -> str:
 
 
 def _module(name: str, lists: int, number: torch.dtype, lines: list[str], formats: str = "") -> str:
-    """Return a module whose kernel runs ``lines`` for every chunk; ``formats`` defines functions that they call."""
+    """Return a module whose kernel runs ``lines`` for every chunk; ``formats`` imports functions that they call."""
     functions = _functions("\n".join([formats, *lines]))
     body = "\n".join(" " * 8 + line for line in lines)
     return _MODULE.format(name=name, functions=functions, number=_name(number), lists=lists, body=body, formats=formats)

@@ -99,9 +99,9 @@ def test_nothing_to_do_is_done(kernel: Any) -> None:
 def test_a_team_of_fewer_threads_than_stretches_does_them_all(kernel: Any) -> None:
     """OpenMP may give fewer threads than were asked for."""
     seen = Seen(7)
-    member = cpu.member()
-    assert member is not None
-    cpu.Call(kernel, seen.table, [(i, i + 1) for i in range(7)]).on(member, 2)()
+    entry = cpu.team_entry()
+    assert entry is not None
+    cpu.Call(kernel, seen.table, [(i, i + 1) for i in range(7)]).on(entry, 2)()
     assert seen.times == [1] * 7
     assert set(seen.threads) == {0, 1}
 
@@ -123,7 +123,7 @@ def test_a_fork_has_one_thread(kernel: Any) -> None:
     """It has inherited OpenMP's record of the team, but not its threads: it would wait for them."""
 
     def child() -> bool:
-        if cpu.member() is not None:
+        if cpu.team_entry() is not None:
             return False
         seen = walk(kernel, Seen(64), 4)
         return seen.times == [1] * 64 and set(seen.threads) == {0}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from optim_support import ready
+from paths import ROOT
 
 import pagedopt
 from pagedopt import PagedOptimizer, Rule, RuleError, multi_tensor_apply
 from pagedopt.commands.main import main
+from pagedopt.optim import registry
 from pagedopt.optim.options import DEFAULTS, Options
 from pagedopt.optim.registry import OPTIMIZERS, RULE_NAMES, Entry
 from pagedopt.rules import RULES, UPDATES
@@ -302,6 +306,16 @@ def test_nothing_of_a_first_case_is_at_its_default_or_zero(spec: Spec) -> None:
 
 def test_every_optimizer_has_its_entry_and_no_other_has() -> None:
     assert [spec.entry for spec in SPECS.values()] == list(OPTIMIZERS)
+
+
+def test_type_checkers_and_the_import_contract_are_told_of_every_class() -> None:
+    text = Path(str(registry.__file__)).read_text()
+    names = {entry.name for entry in OPTIMIZERS}
+    imported = {found[1] for found in re.finditer(r"^    from \.\w+ import (Paged\w+) as ", text, re.M)}
+    exported = set(re.findall(r'"(Paged\w+)"', text[text.index("__all__") :]))
+    assert imported - {"PagedOptimizer"} == exported == names
+    layers = (ROOT / "pyproject.toml").read_text()
+    assert [e.module for e in OPTIMIZERS if not re.search(rf"[ \"]{e.module}( \||\")", layers)] == []
     names = [case.name for spec in SPECS.values() for case in spec.cases]
     assert len(set(names)) == len(names)
 

@@ -28,7 +28,7 @@ SAME = [
         "PagedAdEMAMix", "AdEMAMix", {**THREE, "alpha": 3.0}, {"alpha_warmup": 7, "beta3_warmup": 7},
         {"weight_decouple": True, "t_alpha_beta3": 7}, 1e-14,
     ),
-    # Theirs decays in the first step, too, and counts it when it clips; the authors' code does neither.
+    # Theirs decays in the first step, too, and its clip counts that step; the authors' code does neither.
     ("PagedADOPT", "ADOPT", {**COMMON, "weight_decay": 0}, {}, {"clip_lambda": lambda step: (step - 1) ** 0.25}, 1e-14),
     # Theirs adds eps to the root before it is corrected, and decays behind the update.
     ("PagedLaProp", "LaProp", {**COMMON, "weight_decay": 0, "eps": 1e-15}, {}, {}, 1e-8),

@@ -1,4 +1,4 @@
-"""Its reference, the paper's lines in plain torch, and its entry: what stands below the imports goes into specs.py."""
+"""Its reference, the paper's lines in plain torch, for references.py, and its entry, for specs.py."""
 
 from tests.specs import _ADAMW, _OTHER, _written
 
