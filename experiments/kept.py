@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -152,13 +152,14 @@ def git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-#: What decides nothing on a GPU, on which all was measured that README and usage quote.
-CPU_ALONE = tuple(f":(exclude)pagedopt/kernels/{name}.py" for name in ("cpu", "cpu_text", "numba_numbers"))
+def changed(commit: str, module: ModuleType, apart: Iterable[str] = ()) -> list[str] | None:
+    """Files of what a question measures that are not what they were at a commit; None where that is not known.
 
-
-def changed(commit: str, module: ModuleType) -> list[str] | None:
-    """Files of what a question measures on a GPU that are not what they were at a commit; None: that is not known."""
-    paths = [*(f"pagedopt/{path}" for path in getattr(module, "MEASURES", ())), *CPU_ALONE]
+    Args:
+        apart: files of the package that do not count.
+    """
+    paths = [f"pagedopt/{path}" for path in getattr(module, "MEASURES", ())]
+    paths += [f":(exclude)pagedopt/{path}" for path in apart]
     found = git(ROOT, "diff", "--name-only", commit, "--", str(module.__file__), *paths)
     return None if found is None else found.split()
 

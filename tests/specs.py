@@ -504,7 +504,6 @@ ADADELTA = Spec(
 
 OF_TORCH = (RMSPROP, NADAM, RADAM, ADAMAX, ADAGRAD, ADADELTA)
 
-
 NUMERALS = {2: "two", 3: "three"}
 
 

@@ -21,8 +21,8 @@ _BELOW_ONE = ("momentum",)
 def checked(declared: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Return the ``__init__`` of a class that torch does not have: as declared, with checks, and options as they are.
 
-    Every argument between ``params`` and options is a hyperparameter of groups; those by keyword alone are flags.  None
-    may be only what is None by default.  What is declared may do more checks: it gets the arguments as they are.
+    Every argument between ``params`` and options is a hyperparameter of groups; those by keyword alone are flags.  Only
+    an argument whose default is None may be None.  What is declared may do more checks: its ``betas`` are a tuple.
     """
     signature = inspect.signature(declared)
     arguments = {name: each for name, each in signature.parameters.items() if name not in ("self", "params", "options")}
@@ -38,7 +38,8 @@ def checked(declared: Callable[Arguments, None]) -> Callable[Arguments, None]:
         bound.apply_defaults()
         asked = bound.arguments
         hyper = _checked(defaults, {name: asked[name] for name in defaults})
-        declared(*given, **named)
+        asked.update(hyper)
+        declared(*bound.args, **bound.kwargs)
         PagedOptimizer.__init__(
             asked["self"], asked["params"], {**hyper, **{name: asked[name] for name in flags}}, **asked["options"]
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import re
 import subprocess
@@ -367,3 +368,12 @@ def test_a_warmup_of_no_steps_is_none_and_one_from_zero_is_refused() -> None:
     for betas in ((0.0, 0.9, 0.99), (0.9, 0.9, 0.0)):
         with pytest.raises(ValueError, match=r"with beta3_warmup=5: the third grows from the first, both above 0"):
             pagedopt.PagedAdEMAMix([param], betas=betas, beta3_warmup=5)
+
+
+def test_betas_may_be_an_iterator() -> None:
+    for spec in SPECS.values():
+        betas, names = spec.cases[0].options.get("betas"), inspect.signature(spec.entry.optimizer.__init__).parameters
+        if betas is not None:
+            more = {"beta3_warmup": 3} if "beta3_warmup" in names else {}
+            optimizer = spec.entry.optimizer([torch.nn.Parameter(torch.ones(2))], betas=iter(betas), **more)
+            assert optimizer.param_groups[0]["betas"] == betas
