@@ -106,6 +106,9 @@ def test_no_place_and_no_act_changes_a_bit(name: str, form: Any, dtype: torch.dt
         assert not worlds.do(do, act).step(2, zeros_and_none).over
 
 
+EXACT: dict[str, float] = {"rtol": 0, "atol": 0}
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("name", "form", "dtype"),
@@ -115,7 +118,10 @@ def test_no_place_and_no_act_changes_a_bit(name: str, form: Any, dtype: torch.dt
 def test_a_step_is_that_of_decoded_state_and_stores_what_encode_makes_of_it(
     name: str, form: Any, dtype: torch.dtype, device: str
 ) -> None:
-    """Until it is stored, state is as exact as float32."""
+    """Until it is stored, state is as exact as float32.
+
+    On a GPU torch divides by a number as it multiplies by its reciprocal: ``encode`` may be an ulp or a code away.
+    """
     opt, twin = (
         World(CASES[name], Side("", how), device, make=lambda d: [t.to(dtype) for t in tensors(d)], groups=one_group)
         for how in ({"state_format": form}, {"state_format": "float32"})
@@ -137,7 +143,8 @@ def test_a_step_is_that_of_decoded_state_and_stores_what_encode_makes_of_it(
                     for column, want in zip(kind.columns, kind.encode(flat), strict=True):
                         got = opt.state[p][f"{key}.{column.name}" if column.name else key]
                         got = (got.t() if got.dim() == 2 else got).reshape(-1)
-                        assert torch.equal(got, want), (key, column.name)
+                        near = {"rtol": 1e-6, "atol": float(not got.is_floating_point())} if device == "cuda" else EXACT
+                        torch.testing.assert_close(got, want, **near)
 
 
 def test_numbers_that_it_cannot_store_are_cut_off() -> None:
