@@ -49,7 +49,7 @@ train: $(READY)  ## train a GPT with torch's AdamW, PagedAdamW, and PagedAdamW o
 
 # One thread per worker: the workers are the parallelism. With worksteal a file stays with one worker while it can.
 test: $(READY)  ## run the tests
-	@echo "test: takes 5 to 15 minutes on two cores"
+	@echo "test: takes 5 to 10 minutes on two cores"
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not long and not clients" $(TEST_ARGS)
 
 test-clients: $(CLIENTS)  ## install transformers, accelerate, lightning, peft and timm, train with each, and build the site
