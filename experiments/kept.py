@@ -152,14 +152,14 @@ def git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def changed(commit: str, module: ModuleType, apart: Iterable[str] = ()) -> list[str] | None:
+def changed(commit: str, module: ModuleType, without: Iterable[str] = ()) -> list[str] | None:
     """Files of what a question measures that are not what they were at a commit; None where that is not known.
 
     Args:
-        apart: files of the package that do not count.
+        without: files of the package that are left out.
     """
     paths = [f"pagedopt/{path}" for path in getattr(module, "MEASURES", ())]
-    paths += [f":(exclude)pagedopt/{path}" for path in apart]
+    paths += [f":(exclude)pagedopt/{path}" for path in without]
     found = git(ROOT, "diff", "--name-only", commit, "--", str(module.__file__), *paths)
     return None if found is None else found.split()
 

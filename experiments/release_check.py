@@ -11,11 +11,10 @@ from experiments.lecture.page import Results
 from pagedopt.commands.tables import console, results_table
 from pagedopt.optim.registry import OPTIMIZERS
 
-#: README and usage quote AdamW on a GPU, for which neither kernels on a CPU nor other optimizers are loaded.
-APART = (
+#: Files whose code does not run in what README and usage quote, AdamW on a GPU: CPU kernels and other optimizers.
+NOT_RUN = (
     *(f"kernels/{name}.py" for name in ("cpu", "cpu_text", "numba_numbers")),
     *(f"optim/{entry.module}.py" for entry in OPTIMIZERS if entry.name != "PagedAdamW"),
-    "optim/as_torch.py",
     "optim/own.py",
 )
 
@@ -25,18 +24,18 @@ def main() -> int:
     front, verdicts = Results(), Results()
     pages = {kept.ROOT / name: [*readme.blocks(front, name).values()] for name in readme.PAGES}
     pages |= {page.TABLE: [page.page(results=verdicts)], page.STORY: [*page.quotes(verdicts).values()]}
-    quoted = [*sources(front, "README, usage", APART), *sources(verdicts, "claims, lecture")]
+    quoted = [*sources(front, "README, usage", NOT_RUN), *sources(verdicts, "claims, lecture")]
     console(110).print(results_table(quoted))
     found = [*wrong(quoted[: len(set(front.asked))]), *old_pages(pages)]
     print("\n".join(found) or "README and usage quote one commit, and no file that they measured has changed since")
     return int(bool(found))
 
 
-def sources(results: Results, pages: str, apart: Sequence[str] = ()) -> Iterator[dict[str, str]]:
+def sources(results: Results, pages: str, not_run: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """The commit of each part that was asked for, and how many of the files that it measures have changed since."""
     for shown in sorted(set(results.asked)):
         part, module = results.part(shown)
-        files = kept.changed(str(part["commit"]), module, apart)
+        files = kept.changed(str(part["commit"]), module, not_run)
         changed = "not known" if files is None else str(len(files))
         yield {"part": shown, "quoted by": pages, "commit": str(part["commit"]), "files changed since": changed}
 

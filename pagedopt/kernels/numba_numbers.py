@@ -47,7 +47,7 @@ def asked(typing_context, address):
 def succeeds(typing_context, kernel, scalars, rows, chunks, chunk_numel, first, last):
     """Call a kernel that Numba has compiled, at its address; False: it has raised.
 
-    An import of the kernel would have Numba compile all of it once more.
+    A caller that imported the kernel would make Numba compile the kernel a second time.
     """
     kinds = [scalars, rows, chunks, chunk_numel, first, last]
 

@@ -19,10 +19,10 @@ _BELOW_ONE = ("momentum",)
 
 
 def checked(declared: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Return the ``__init__`` of a class that torch does not have: as declared, with checks, and options as they are.
+    """Turn a declared ``__init__`` into one that checks its arguments, runs the declared body, and makes the optimizer.
 
-    Every argument between ``params`` and options is a hyperparameter of groups; those by keyword alone are flags.  Only
-    an argument whose default is None may be None.  What is declared may do more checks: its ``betas`` are a tuple.
+    Every argument between ``params`` and options is a hyperparameter of groups; keyword-only arguments are flags.  Only
+    an argument whose default is None may be None.  The body may check more; it gets ``betas`` as a tuple.
     """
     signature = inspect.signature(declared)
     arguments = {name: each for name, each in signature.parameters.items() if name not in ("self", "params", "options")}

@@ -125,7 +125,7 @@ def _compile() -> None:
 
 
 def _try(data: bytes) -> NoReturn:
-    """Load the extension in a process that this may end, even with status 0; keep the error that Python raises."""
+    """Load the extension and end this process; a crash or an exit with status 0 is no success.  Keep Python's error."""
     status = 1
     try:
         _load(data)
@@ -170,7 +170,7 @@ def _load(data: bytes) -> Any:
 def _start(priority: int) -> int:
     """Start the child process in a group of its own, which no Ctrl-C reaches; return its number.
 
-    It waits for its own children, so a SIGCHLD that this process ignores is not ignored there.
+    The child waits for the compiler.  It cannot if it inherits an ignored SIGCHLD, so it gets the default action.
 
     Raises:
         OSError: it cannot be started.

@@ -106,7 +106,7 @@ class Order:
         self.clocks: dict[int, Clock] = defaultdict(dict)  # of what a stream is given next
         self.queues: dict[int, deque[Operation]] = defaultdict(deque)
         self.done: Clock = defaultdict(int)
-        self._over: Clock = {}  # what was done when the host waited for everything: all that comes is behind it
+        self._over: Clock = {}  # what was done when the host last waited for everything
         self.captures: dict[int, Graph] = {}
         self.faults: list[str] = []
         self._streams, self._runs = 0, False

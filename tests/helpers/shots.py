@@ -128,7 +128,7 @@ def at_lines_of(*functions: Callable[..., Any], gap: int = 0) -> Shoot:
 
 
 def interrupted(act: Callable[[], Any], delay: float) -> bool:
-    """Whether a SIGINT that another thread sends after so many seconds rises in ``act``, or behind its end."""
+    """Return whether a SIGINT, sent by another thread after so many seconds, is raised in ``act`` or just after it."""
     main = threading.get_ident()
 
     def send() -> None:

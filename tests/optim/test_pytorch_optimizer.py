@@ -1,6 +1,6 @@
-"""Trajectories in float64 beside those of the package ``pytorch_optimizer``, where its algorithm is the paper's.
+"""Our optimizers take the same steps, in float64, as the package ``pytorch_optimizer`` where it follows the paper.
 
-Our references are written from the same papers as our rules; these are other people's.
+We wrote ``tests/references.py`` ourselves, from the papers that our rules follow; that package is independent of us.
 """
 
 from __future__ import annotations
